@@ -1,0 +1,162 @@
+"""Networks that learn together, with the heads they carry meanwhile, as one module.
+
+Tensor axes: B batch, C channels of an image, H height, W width.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from codistill.networks.backbone import Architecture, Backbone
+from codistill.networks.build import architecture
+from codistill.networks.heads import HEAD_KINDS
+from codistill.networks.names import outline
+from codistill.randomness import derive
+from codistill.transfer.graph import LABELS, Outline
+from codistill.wording import unknown
+
+BATCHNORM_INITS = ("ones", "uniform")
+
+
+class Member(nn.Module):
+    """A network and the heads at its exits: images to the logits of every one of its classifiers."""
+
+    def __init__(self, backbone: Backbone, heads: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.heads = nn.ModuleDict(heads)
+
+    def forward(self, images_BCHW: Tensor) -> dict[str, Tensor]:
+        features = self.backbone.features(images_BCHW)
+        return {"final": features["final"], **{name: head(features[name]) for name, head in self.heads.items()}}
+
+
+class Cohort(nn.Module):
+    """N named networks: ``Cohort({"a": "wrn-28-4", "b": "mobilenet"}, num_classes=100)``.
+
+    ``heads`` is their kind, ``exits`` where they hang: None for the paper's two of every network, names for all alike,
+    or names by network. A network's initial weights depend on the seed and on its name in the cohort alone, so
+    they are the same whatever it learns with, and twins differ.
+    """
+
+    def __init__(
+        self,
+        networks: Mapping[str, str | Architecture],
+        num_classes: int,
+        *,
+        in_channels: int = 3,
+        heads: str = "paper",
+        exits: Iterable[str] | Mapping[str, Iterable[str]] | None = None,
+        seed: int = 0,
+        batchnorm_init: str = "ones",
+    ) -> None:
+        super().__init__()
+        _check_whole("num_classes", num_classes, least=2)
+        _check_whole("in_channels", in_channels, least=1)
+        _check_whole("seed", seed, least=0)
+        if heads not in HEAD_KINDS:
+            raise unknown("kind of head", heads, HEAD_KINDS)
+        if batchnorm_init not in BATCHNORM_INITS:
+            raise unknown("batchnorm_init", batchnorm_init, BATCHNORM_INITS)
+        _check_names(networks)
+        architectures = {name: _architecture(name, network) for name, network in networks.items()}
+        wanted = _exits_by_network(exits, networks)
+        classifiers = {name: _classifiers(name, network, wanted[name]) for name, network in architectures.items()}
+        self.outline = Outline(classifiers)
+        self.members = nn.ModuleDict()
+        for name, network in architectures.items():
+            with _draws_from(derive(seed, "init", name)):
+                member = Member(network.backbone(num_classes, in_channels), {})
+                _initialise_batchnorm(member, batchnorm_init)
+            for exit_name in [exit_name for exit_name in classifiers[name] if exit_name != "final"]:
+                with _draws_from(derive(seed, "init", f"{name}/{exit_name}")):
+                    member.heads[exit_name] = network.head(exit_name, heads, num_classes)
+                    _initialise_batchnorm(member.heads[exit_name], batchnorm_init)
+            self.members[name] = member
+        self.to(torch.get_default_device())
+
+    def forward(self, images_BCHW: Tensor) -> dict[str, Tensor]:
+        """Every classifier's logits, ``{"a/final": …, "a/stage2": …}``, in the outline's order."""
+        return {
+            f"{name}/{exit_name}": logits
+            for name, member in self.members.items()
+            for exit_name, logits in member(images_BCHW).items()
+        }
+
+    def strip(self, name: str) -> Backbone:
+        """A copy of the network alone, as it ships: nothing that was added for learning is in it."""
+        if name not in self.members:
+            raise unknown("network", name, self.members)
+        plain = deepcopy(cast(Member, self.members[name]).backbone)
+        plain.zero_grad(set_to_none=True)
+        return plain
+
+
+@contextmanager
+def _draws_from(seed: int) -> Iterator[None]:
+    """Modules built inside have weights that depend on ``seed`` alone, not on the device nor on earlier draws.
+
+    So they are drawn on the CPU, from a fork of its random numbers: the caller's own go on as if nothing happened.
+    """
+    device = "meta" if torch.get_default_device().type == "meta" else "cpu"
+    with torch.random.fork_rng(devices=[]), torch.device(device):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed every GPU too
+        yield
+
+
+def _initialise_batchnorm(module: nn.Module, how: str) -> None:
+    """``"ones"`` is how batch normalisation comes; ``"uniform"`` draws its weights from [0, 1)."""
+    if how == "uniform":
+        for norm in module.modules():
+            if isinstance(norm, _BatchNorm) and norm.affine:
+                nn.init.uniform_(norm.weight)
+
+
+def _classifiers(name: str, network: Architecture, wanted: Iterable[str] | None) -> dict[str, int]:
+    available = {place.name: place.stage for place in network.exits}
+    return outline(f"network {name!r}", available, wanted)
+
+
+def _architecture(name: str, network: str | Architecture) -> Architecture:
+    if isinstance(network, Architecture):
+        return network
+    if isinstance(network, str):
+        return architecture(network)
+    raise ValueError(
+        f"network {name!r} is a {type(network).__name__}; give a name such as 'wrn-28-4' or an Architecture"
+    )
+
+
+def _exits_by_network(
+    exits: Iterable[str] | Mapping[str, Iterable[str]] | None, networks: Iterable[str]
+) -> Mapping[str, Iterable[str] | None]:
+    if exits is None or not isinstance(exits, Mapping):
+        return dict.fromkeys(networks, exits)
+    for name in exits:
+        if name not in networks:
+            raise unknown("network in exits", name, networks)
+    for name in networks:
+        if name not in exits:
+            raise ValueError(f"exits name no network {name!r}; add {name!r}: (), or the names of its exits")
+    return exits
+
+
+def _check_whole(what: str, value: int, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{what} is a whole number from {least} up, not {value!r}")
+
+
+def _check_names(networks: Mapping[str, object]) -> None:
+    if not networks:
+        raise ValueError("a cohort without networks; give at least one, as in {'a': 'wrn-28-4'}")
+    for name in networks:
+        if not isinstance(name, str) or not re.fullmatch("[A-Za-z0-9_-]+", name):
+            raise ValueError(f"network name {name!r}: use letters, digits, _ and -, as in 'a'")
+        if name == LABELS or hasattr(nn.ModuleDict(), name):
+            raise ValueError(f"network name {name!r} means something else already; choose another, as in 'a'")

@@ -1,0 +1,88 @@
+"""Augmentation of a whole batch on its device: pure functions of pixels and draws.
+
+No loop over images, no wait for the device, no shape that depends on data: fit for torch.compile and CUDA graphs.
+Axes: B images of a batch, C channels, H rows, W columns, K classes.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from codistill.data.batches import AugmentSettings, Draws
+from codistill.data.randaugment import randaugment
+
+
+def augment(pixels_BCHW: Tensor, draws: Draws, settings: AugmentSettings, mean_C: Tensor, std_C: Tensor) -> Tensor:
+    """Pad, crop, flip and RandAugment the raw pixels, normalise them, then mix them: float images.
+
+    Padding comes before normalising, so that zero means black, as where PIL images are padded. ``mean_C`` and ``std_C``
+    are tensors on the pixels' device: numbers would have to be copied there at every step.
+    """
+    pixels = pixels_BCHW
+    if draws.crops is not None or draws.flips is not None:
+        pixels = crop_and_flip(pixels, draws.crops, draws.flips, settings.pad, settings.padding)
+    if draws.operations is not None and draws.strengths is not None:
+        pixels = randaugment(pixels, draws.operations, draws.strengths)
+    return mix(normalise(pixels, mean_C, std_C), draws)
+
+
+def normalise(pixels_BCHW: Tensor, mean_C: Tensor, std_C: Tensor) -> Tensor:
+    """Float images of zero mean and unit std. uint8 pixels are put on the scale 0 to 1 first; others are on it."""
+    unit = 255.0 if pixels_BCHW.dtype == torch.uint8 else 1.0
+    scale, shift = 1 / (unit * std_C), -mean_C / std_C
+    return pixels_BCHW * scale[:, None, None] + shift[:, None, None]
+
+
+def crop_and_flip(
+    pixels_BCHW: Tensor, crops_B2: Tensor | None, flips_B: Tensor | None, pad: int, padding: str
+) -> Tensor:
+    """Pad by ``pad``, crop at ``crops_B2`` to the old size, then mirror where ``flips_B``: all in one gather."""
+    batch, channels, height, width = pixels_BCHW.shape
+    if padding == "reflect" and pad >= min(height, width):
+        raise ValueError(f"pad={pad} with padding=reflect needs images larger than {pad} pixels, not {height}×{width}")
+    device = pixels_BCHW.device
+    rows_BH = torch.arange(height, device=device).expand(batch, height)
+    columns_BW = torch.arange(width, device=device).expand(batch, width)
+    if flips_B is not None:
+        columns_BW = torch.where(flips_B[:, None], width - 1 - columns_BW, columns_BW)
+    if crops_B2 is not None:
+        rows_BH, columns_BW = rows_BH + crops_B2[:, :1] - pad, columns_BW + crops_B2[:, 1:] - pad
+    row_sources, column_sources = _inside(rows_BH, height), _inside(columns_BW, width)
+    sources_BHW = row_sources[:, :, None] * width + column_sources[:, None, :]
+    sources_BCP = sources_BHW.view(batch, 1, height * width).expand(batch, channels, height * width)
+    cropped = pixels_BCHW.flatten(2).gather(2, sources_BCP).view_as(pixels_BCHW)
+    if padding == "reflect":
+        return cropped
+    # Where reflecting moved a coordinate, it pointed into the padding.
+    is_image_BHW = (row_sources == rows_BH)[:, :, None] & (column_sources == columns_BW)[:, None, :]
+    return cropped * is_image_BHW[:, None]
+
+
+def mix(images_BCHW: Tensor, draws: Draws) -> Tensor:
+    """Mixup, or CutMix where there is a box; images alone: ``mix_labels`` does the same to their labels."""
+    if draws.partners is None or draws.own_share is None:
+        return images_BCHW
+    partners_BCHW = images_BCHW[draws.partners]
+    if draws.boxes is None:
+        return torch.lerp(partners_BCHW, images_BCHW, draws.own_share)
+    top, bottom, left, right = draws.boxes.unbind()
+    height, width = images_BCHW.shape[2:]
+    rows_H1 = torch.arange(height, device=images_BCHW.device)[:, None]
+    columns_W = torch.arange(width, device=images_BCHW.device)
+    in_box_HW = (rows_H1 >= top) & (rows_H1 < bottom) & (columns_W >= left) & (columns_W < right)
+    return torch.where(in_box_HW, partners_BCHW, images_BCHW)
+
+
+def mix_labels(labels_B: Tensor, draws: Draws, num_classes: int, label_smoothing: float = 0.0) -> Tensor:
+    """Labels to train on: probabilities [B, K] where anything is mixed or smoothed, otherwise ``labels_B`` itself."""
+    if draws.partners is None and not label_smoothing:
+        return labels_B
+    targets_BK = F.one_hot(labels_B, num_classes).float()
+    if draws.partners is not None and draws.own_share is not None:
+        targets_BK = torch.lerp(targets_BK[draws.partners], targets_BK, draws.own_share)
+    return targets_BK * (1 - label_smoothing) + label_smoothing / num_classes
+
+
+def _inside(coordinates: Tensor, length: int) -> Tensor:
+    """Coordinates reflected at both ends, the border itself not repeated, clamped where one reflection is too few."""
+    return (length - 1 - (length - 1 - coordinates.abs()).abs()).clamp(0, length - 1)

@@ -1,0 +1,171 @@
+"""Every random draw of one epoch, made at once on the CPU and addressed by (seed, purpose, epoch).
+
+An epoch's plan depends on no earlier one and on no device, so a resumed run, a GPU and a CPU see the same batches.
+Crops, flips and RandAugment belong to a place in the epoch's order, however the order is cut into batches.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from codistill.data.randaugment import OPERATIONS
+from codistill.randomness import derive
+from codistill.wording import unknown
+
+OPERATIONS_PER_IMAGE = 2
+STRONGEST = 30
+
+
+@dataclass(frozen=True)
+class AugmentSettings:
+    """What is done to training images. Zero turns a setting off; ``mixup`` and ``cutmix`` are alphas of Beta(α, α)."""
+
+    pad: int = 4
+    padding: Literal["zero", "reflect"] = "zero"
+    flip: bool = True
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    randaugment: int = 0  # magnitude, 0 to 30
+
+    def __post_init__(self) -> None:
+        if self.padding not in ("zero", "reflect"):
+            raise unknown("padding", self.padding, ("zero", "reflect"))
+        if self.pad < 0 or not 0 <= self.mixup < math.inf or not 0 <= self.cutmix < math.inf:
+            raise ValueError(f"pad={self.pad}, mixup={self.mixup} and cutmix={self.cutmix} must be 0 (off) or more")
+        if not 0 <= self.randaugment <= STRONGEST:
+            raise ValueError(f"randaugment={self.randaugment} must be from 0 (off) to {STRONGEST}")
+        if self.mixup and self.cutmix:
+            raise ValueError("mixup and cutmix are both on; set one of them to 0")
+
+
+class Draws(NamedTuple):
+    """The draws for one batch of B images; None where the settings do not ask for any."""
+
+    indices: Tensor  # [B] int64: which images
+    crops: Tensor | None  # [B, 2] int64: top and left of the crop in the padded image
+    flips: Tensor | None  # [B] bool
+    operations: Tensor | None  # [B, 2] int64: indices into randaugment.OPERATIONS, applied in this order
+    strengths: Tensor | None  # [B, 2] float32 from -1 to 1: their magnitudes with their signs
+    partners: Tensor | None  # [B] int64: which image of the batch each is mixed with
+    own_share: Tensor | None  # [] float32: how much of itself an image keeps, and its label with it
+    boxes: Tensor | None  # [4] int64, CutMix only: top, bottom, left, right of what the partner fills
+
+    def clone(self) -> "Draws":
+        return self.each(Tensor.clone, Tensor.clone)
+
+    def copy_(self, other: "Draws") -> None:
+        """Take over another batch's draws in place, for a recorded step that reads always the same memory."""
+        for mine, theirs in zip(self, other, strict=True):
+            if mine is not None and theirs is not None:
+                mine.copy_(theirs)
+
+    def each(self, of_images: Callable[[Tensor], Tensor], of_steps: Callable[[Tensor], Tensor]) -> "Draws":
+        """The same draws with a function applied to those made per image, and another to those made per step."""
+        fields = self._asdict()
+        changed = {
+            name: (of_steps if name in ("own_share", "boxes") else of_images)(drawn)
+            for name, drawn in fields.items()
+            if drawn is not None
+        }
+        return self._replace(**changed)
+
+
+@dataclass(frozen=True, eq=False)
+class EpochPlan:
+    """One epoch's draws: of every image in the epoch's order, or, for ``own_share`` and ``boxes``, of every step."""
+
+    draws: Draws
+    batch_size: int
+
+    def __len__(self) -> int:
+        """The number of steps; the last batch may be short, and no image is left out."""
+        return math.ceil(len(self.draws.indices) / self.batch_size)
+
+    def to(self, device: torch.device | str) -> "EpochPlan":
+        return EpochPlan(
+            self.draws.each(lambda drawn: drawn.to(device), lambda drawn: drawn.to(device)), self.batch_size
+        )
+
+    def step(self, step: int) -> Draws:
+        """The draws of one step, as views: nothing is copied and no device is waited for."""
+        if not 0 <= step < len(self):
+            raise IndexError(f"step {step} of an epoch of {len(self)} steps")
+        batch = slice(step * self.batch_size, (step + 1) * self.batch_size)
+        return self.draws.each(lambda of_images: of_images[batch], lambda of_steps: of_steps[step])
+
+
+def plan_epoch(
+    num_images: int, epoch: int, seed: int, *, batch_size: int, settings: AugmentSettings, image_size: tuple[int, int]
+) -> EpochPlan:
+    """All draws of epoch ``epoch`` for ``num_images`` images of height and width ``image_size``."""
+    if num_images < 1 or batch_size < 1:
+        raise ValueError(f"{num_images} images in batches of {batch_size}: both must be at least 1")
+    address = Address(seed, epoch)
+    order = torch.randperm(num_images, generator=address.generator("order"))
+    draws = Draws(order, None, None, None, None, None, None, None)
+    if settings.pad:
+        crops = torch.randint(0, 2 * settings.pad + 1, (num_images, 2), generator=address.generator("crop"))
+        draws = draws._replace(crops=crops)
+    if settings.flip:
+        draws = draws._replace(flips=torch.rand(num_images, generator=address.generator("flip")) < 0.5)
+    if settings.randaugment:
+        draws = draws._replace(**_operations(num_images, settings.randaugment / STRONGEST, address))
+    if settings.mixup or settings.cutmix:
+        draws = draws._replace(**_mixing(num_images, batch_size, settings, image_size, address))
+    return EpochPlan(draws, batch_size)
+
+
+class Address(NamedTuple):
+    """Where an epoch's randomness lives: each purpose has a generator of its own."""
+
+    seed: int
+    epoch: int
+
+    def derive(self, purpose: str) -> int:
+        return derive(self.seed, purpose, self.epoch)
+
+    def generator(self, purpose: str) -> torch.Generator:
+        return torch.Generator().manual_seed(self.derive(purpose))
+
+
+def _operations(num_images: int, strength: float, address: Address) -> dict[str, Tensor]:
+    shape = (num_images, OPERATIONS_PER_IMAGE)
+    is_negative = torch.rand(shape, generator=address.generator("randaugment sign")) < 0.5
+    return {
+        "operations": torch.randint(len(OPERATIONS), shape, generator=address.generator("randaugment operation")),
+        "strengths": torch.where(is_negative, -strength, strength),
+    }
+
+
+def _mixing(
+    num_images: int, batch_size: int, settings: AugmentSettings, image_size: tuple[int, int], address: Address
+) -> dict[str, Tensor]:
+    sizes = [min(batch_size, num_images - start) for start in range(0, num_images, batch_size)]
+    generator = address.generator("mix partner")
+    partners = torch.cat([torch.randperm(size, generator=generator) for size in sizes])
+    alpha = settings.mixup or settings.cutmix
+    # numpy, because torch offers no Beta distribution that takes a generator.
+    beta = np.random.default_rng(address.derive("mix share")).beta(alpha, alpha, len(sizes))
+    own_share_S = torch.from_numpy(beta).float()
+    if settings.mixup:
+        return {"partners": partners, "own_share": own_share_S}
+    boxes_S4 = _boxes(own_share_S, image_size, address.generator("mix box"))
+    top, bottom, left, right = boxes_S4.unbind(1)
+    # A box that the border cuts off is smaller than was drawn: the share is what is really seen.
+    own_share_S = 1 - (bottom - top) * (right - left) / math.prod(image_size)
+    return {"partners": partners, "own_share": own_share_S, "boxes": boxes_S4}
+
+
+def _boxes(own_share_S: Tensor, image_size: tuple[int, int], generator: torch.Generator) -> Tensor:
+    """One box a step as in the CutMix paper: sides √(1-λ) of the image's, centre uniform, cut off at the border."""
+    size_2 = torch.tensor(image_size)
+    side_S2 = (size_2 * (1 - own_share_S).sqrt()[:, None]).long()
+    centre_S2 = (torch.rand(len(own_share_S), 2, generator=generator) * size_2).long()
+    low_S2 = (centre_S2 - side_S2 // 2).clamp_min(0)
+    high_S2 = torch.minimum(centre_S2 + side_S2 // 2, size_2)
+    return torch.stack([low_S2[:, 0], high_S2[:, 0], low_S2[:, 1], high_S2[:, 1]], dim=1)

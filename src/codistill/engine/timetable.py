@@ -1,0 +1,60 @@
+"""Where a run is, and what each step must know of its place: counted, never accumulated."""
+
+from dataclasses import dataclass
+
+from codistill.randomness import derive
+from codistill.recipes.schema import Recipe
+
+
+@dataclass(frozen=True)
+class Position:
+    """So many whole epochs are done, and so many steps of the next."""
+
+    epoch: int = 0
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One step's place in the run."""
+
+    progress: float
+    """Share of the training that is done when the step begins."""
+    previous_progress: float
+    seed: int
+    """For the step's dropout."""
+    batches_in_update: int = 1
+    updates: bool = True
+    """Whether the step ends with an update; the last of each ``accumulate`` batches does, and the last of an epoch."""
+
+
+@dataclass(frozen=True)
+class Timetable:
+    epochs: int
+    steps_per_epoch: int
+    accumulate: int
+    seed: int
+
+    @classmethod
+    def of(cls, recipe: Recipe, images: int) -> "Timetable":
+        # The short last batch is trained too.
+        return cls(recipe.length.epochs, -(-images // recipe.batch_size), recipe.accumulate, recipe.seed)
+
+    @property
+    def steps(self) -> int:
+        return self.epochs * self.steps_per_epoch
+
+    def steps_taken(self, position: Position) -> int:
+        return position.epoch * self.steps_per_epoch + position.step
+
+    def turn(self, position: Position) -> Turn:
+        now = self.steps_taken(position)
+        first_of_update = position.step - position.step % self.accumulate
+        last_of_update = min(first_of_update + self.accumulate, self.steps_per_epoch) - 1
+        return Turn(
+            progress=now / self.steps,
+            previous_progress=max(now - 1, 0) / self.steps,
+            seed=derive(self.seed, "dropout", now),
+            batches_in_update=last_of_update - first_of_update + 1,
+            updates=position.step == last_of_update,
+        )

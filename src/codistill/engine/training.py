@@ -1,0 +1,162 @@
+"""Everything that a training step reads and changes, and the sums it keeps on the device."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from codistill.cohort import Cohort
+from codistill.data.augment import augment, mix_labels, normalise
+from codistill.data.batches import AugmentSettings, Draws
+from codistill.data.images import ImageData, Images
+from codistill.engine.optim import MovingAverage, build_optimizer, optimizer_tensors
+from codistill.engine.runtime import Machine
+from codistill.recipes.schema import Recipe
+from codistill.transfer.objective import Loss, Objective
+
+
+class Tally:
+    """Sums over the epoch so far, in one vector on the device: every term of the loss, wrong answers, images."""
+
+    def __init__(self, terms: tuple[str, ...], finals: tuple[str, ...], device: torch.device) -> None:
+        self.terms, self.finals = terms, finals
+        self.sums = torch.zeros(len(terms) + len(finals) + 1, device=device)
+
+    @torch.no_grad()
+    def add(self, loss: Loss, logits: Mapping[str, Tensor], labels: Tensor) -> None:
+        hard = labels if labels.ndim == 1 else labels.argmax(dim=-1)
+        wrong = [(logits[name].argmax(dim=-1) != hard).sum() for name in self.finals]
+        images = len(hard)
+        self.sums += torch.cat([loss.values * images, torch.stack(wrong), hard.new_full((1,), images)])
+
+    def read(self) -> dict[str, dict[str, float]]:
+        """The epoch's mean terms and training errors (%). Waits for the device: call it where an epoch ends."""
+        *sums, images = self.sums.tolist()
+        means = [value / images for value in sums]
+        split = len(self.terms)
+        return {
+            "terms": dict(zip(self.terms, means[:split], strict=True)),
+            "train_error": {name: 100 * x for name, x in zip(self.finals, means[split:], strict=True)},
+        }
+
+
+@dataclass(frozen=True)
+class OnDevice:
+    """The data where the networks are: once, as raw pixels; every batch is cut from there."""
+
+    splits: Mapping[str, Images]
+    mean: Tensor
+    std: Tensor
+    num_classes: int
+
+    @classmethod
+    def of(cls, data: ImageData, device: torch.device) -> "OnDevice":
+        mean, std = (torch.tensor(values, device=device) for values in (data.mean, data.std))
+        return cls({split: images.to(device) for split, images in data.splits.items()}, mean, std, data.num_classes)
+
+    def normalised(self, pixels: Tensor) -> Tensor:
+        return normalise(pixels, self.mean, self.std)
+
+
+@dataclass(frozen=True)
+class Training:
+    """Everything a step reads and changes. ``tensors`` is all of its state: what is saved, restored and put back."""
+
+    recipe: Recipe
+    machine: Machine
+    cohort: Cohort
+    objective: Objective
+    optimizer: torch.optim.Optimizer
+    average: MovingAverage | None
+    tally: Tally
+    data: OnDevice
+    augmentation: AugmentSettings
+
+    def tensors(self) -> dict[str, Tensor]:
+        groups: dict[str, Iterable[tuple[str, Tensor]]] = {
+            "cohort": self.cohort.state_dict().items(),
+            "optimizer": optimizer_tensors(self.optimizer, self.cohort),
+            "average": self.average.backbones.state_dict().items() if self.average else (),
+            "tally": [("sums", self.tally.sums)],
+        }
+        return {f"{group}/{name}": tensor for group, members in groups.items() for name, tensor in members}
+
+    @torch.no_grad()
+    def restore(self, saved: Mapping[str, Tensor]) -> None:
+        """Put saved values into the same memory, so that a recorded step still finds them."""
+        tensors = self.tensors()
+        if odd := sorted(tensors.keys() ^ saved.keys()):
+            raise ValueError(f"the checkpoint does not fit this recipe: {len(odd)} tensors differ, first {odd[0]!r}")
+        for name, tensor in tensors.items():
+            if tensor.shape != saved[name].shape:
+                shapes = f"{list(saved[name].shape)}, not {list(tensor.shape)}"
+                raise ValueError(f"the checkpoint does not fit this recipe: {name} is {shapes}")
+            tensor.copy_(saved[name])
+
+    def batch(self, draws: Draws) -> tuple[Tensor, Tensor]:
+        """The step's augmented, normalised images and its labels, hard or soft."""
+        data, train = self.data, self.data.splits["train"]
+        images = augment(train.pixels[draws.indices], draws, self.augmentation, data.mean, data.std)
+        labels = mix_labels(train.labels[draws.indices], draws, data.num_classes, self.recipe.label_smoothing)
+        return images.contiguous(memory_format=self.machine.memory_format), labels
+
+    def shipped(self) -> dict[str, nn.Module]:
+        """The networks as users get them: without heads, and averaged where the recipe says so."""
+        backbones = {name: member.backbone for name, member in self.cohort.members.items()}
+        return {**backbones, **(self.average.backbones if self.average else {})}
+
+    def set_mode(self, *, learning: bool) -> None:
+        """Training mode for the networks that learn; a frozen teacher always stays in evaluation mode."""
+        for name, member in self.cohort.members.items():
+            member.train(learning and name not in self.recipe.graph.frozen)
+
+
+def prepare_training(recipe: Recipe, data: ImageData, machine: Machine) -> Training:
+    """Build the cohort with just the heads that the graph uses, its optimizer and its objective, on the device."""
+    graph = recipe.graph
+    cohort = Cohort(
+        recipe.networks,
+        num_classes=data.num_classes,
+        in_channels=data.channels,
+        heads=recipe.heads.kind,
+        exits=graph.exits,
+        seed=recipe.seed,
+        batchnorm_init=recipe.batchnorm_init,
+    )
+    for name, file in recipe.start.items():
+        load_weights(cohort.members[name].backbone, Path(file), name)
+    for name in graph.frozen:
+        cohort.members[name].requires_grad_(False)
+    cohort.to(machine.device, memory_format=machine.memory_format)
+    objective = Objective(graph).to(machine.device)
+    learning = [name for name in recipe.networks if name not in graph.frozen]
+    training = Training(
+        recipe=recipe,
+        machine=machine,
+        cohort=cohort,
+        objective=objective,
+        optimizer=build_optimizer(recipe, cohort),
+        average=MovingAverage(cohort, learning, recipe.ema) if recipe.ema else None,
+        tally=Tally(objective.names, tuple(f"{name}/final" for name in learning), machine.device),
+        data=OnDevice.of(data, machine.device),
+        augmentation=AugmentSettings(**recipe.augment.model_dump(exclude={"crop"})),
+    )
+    training.set_mode(learning=True)
+    return training
+
+
+def load_weights(backbone: nn.Module, file: Path, name: str) -> None:
+    """Load a plain network's weight file, strictly."""
+    try:
+        weights = load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"start.{name}={file}: not a readable safetensors file ({error})") from None
+    mine = backbone.state_dict()
+    odd = sorted(mine.keys() ^ weights.keys()) or [k for k in mine if mine[k].shape != weights[k].shape]
+    if odd:
+        raise ValueError(f"start.{name}={file} does not fit the network: {len(odd)} tensors differ, first {odd[0]!r}")
+    backbone.load_state_dict(weights)

@@ -1,0 +1,65 @@
+"""The two interfaces of a network: a backbone runs, an architecture builds one and the heads that fit its exits.
+
+Tensor axes: B batch, C channels (or classes, for logits), H height, W width.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Exit:
+    """A place where an auxiliary classifier can hang: the output of the backbone's stage of the same name.
+
+    ``stage`` is the C-number, counted from the output (the network's own classifier is C1), ``stride`` how many input
+    pixels lie between neighbouring positions of the feature map.
+    """
+
+    name: str
+    stage: int
+    channels: int
+    stride: int
+
+
+class Backbone(nn.Module):
+    """An ordinary classifier, cut into named stages so that one pass can also return the features at its exits."""
+
+    def __init__(self, stages: Mapping[str, nn.Module], classifier: nn.Module, exits: Iterable[Exit]) -> None:
+        super().__init__()
+        self.stages = nn.ModuleDict(stages)
+        self.classifier = classifier
+        self.exits = tuple(exits)
+
+    def forward(self, images_BCHW: Tensor) -> Tensor:
+        return self.features(images_BCHW)["final"]
+
+    def features(self, images_BCHW: Tensor) -> dict[str, Tensor]:
+        """The feature map at every exit by its name, and the logits as ``"final"``."""
+        exit_names = [place.name for place in self.exits]
+        features = {}
+        x = images_BCHW
+        for name, stage in self.stages.items():
+            x = stage(x)
+            if name in exit_names:
+                features[name] = x
+        return {**features, "final": self.classifier(x)}
+
+
+class Architecture(ABC):
+    """How to build a backbone and, for each of its exits, a head. Subclass it to bring a network of your own."""
+
+    @property
+    @abstractmethod
+    def exits(self) -> tuple[Exit, ...]:
+        """Where heads can hang, the one nearest to the output (C2) first."""
+
+    @abstractmethod
+    def backbone(self, num_classes: int, in_channels: int = 3) -> Backbone:
+        """A freshly initialised network."""
+
+    @abstractmethod
+    def head(self, exit_name: str, kind: str, num_classes: int) -> nn.Module:
+        """A freshly initialised auxiliary classifier: the exit's feature map to logits."""

@@ -1,0 +1,62 @@
+"""DenseNet for CIFAR (Huang et al. 2017) without bottlenecks and compression, as in DenseNet-40-12."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from codistill.networks.layers import Conv2d, norm_relu
+from codistill.networks.tables import Row, TabulatedArchitecture, blocks_per_stage, half
+
+
+class DenseLayer(nn.Module):
+    """Adds ``growth`` channels to those it is given."""
+
+    def __init__(self, in_channels: int, growth: int) -> None:
+        super().__init__()
+        self.branch = nn.Sequential(norm_relu(in_channels), Conv2d(in_channels, growth, 3))
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        return torch.cat([x_BCHW, self.branch(x_BCHW)], dim=1)
+
+
+def transition(channels: int) -> nn.Module:
+    return nn.Sequential(norm_relu(channels), Conv2d(channels, channels, 1), nn.AvgPool2d(2))
+
+
+@dataclass(frozen=True)
+class DenseNet(TabulatedArchitecture):
+    """Depth 3n+4. A row's channels are its growth; the transition before it is what down-samples.
+
+    A stage begins with its transition, so an exit lies before the next one and heads have transitions of their own.
+    """
+
+    depth: int
+    growth: int
+    stem_channels: ClassVar[int] = 16
+    preactivated: ClassVar[bool] = True
+
+    def stem(self, in_channels: int) -> nn.Module:
+        return Conv2d(in_channels, 16, 3)
+
+    @property
+    def stages(self) -> dict[str, tuple[Row, ...]]:
+        n, g = self._n, self.growth
+        return {"stage1": (Row(n, g, stride=1),), "stage2": (Row(n, g),), "stage3": (Row(n, g),)}
+
+    @property
+    def auxiliary(self) -> dict[str, tuple[Row, ...]]:
+        n, g = self._n, self.growth
+        return {"stage2": (Row(n, 3 * g),), "stage1": (Row(n, g), Row(half(n), g))}
+
+    def block(self, in_channels: int, row: Row, stride: int) -> nn.Module:
+        layer = DenseLayer(in_channels, row.channels)
+        return layer if stride == 1 else nn.Sequential(transition(in_channels), layer)
+
+    def block_channels(self, in_channels: int, row: Row) -> int:
+        return in_channels + row.channels
+
+    @property
+    def _n(self) -> int:
+        return blocks_per_stage("DenseNet", self.depth, per_block=3, extra=4)

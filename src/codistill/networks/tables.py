@@ -1,0 +1,121 @@
+"""Architectures as tables: rows of blocks, as papers print them, from which backbones and heads are built alike."""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch import nn
+
+from codistill.networks.backbone import Architecture, Backbone, Exit
+from codistill.networks.heads import HEAD_KINDS, apfc, classifier
+from codistill.wording import unknown
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table: so many blocks with so many output channels (a DenseNet's growth), the first of this stride."""
+
+    blocks: int
+    channels: int
+    stride: int = 2
+    expansion: int | None = None
+    """MobileNetV2's factor t; None is its plain 1×1 convolution. The other families have no use for it."""
+
+    def narrowed(self) -> "Row":
+        return replace(self, channels=half(self.channels))
+
+
+class TabulatedArchitecture(Architecture):
+    """What every family here shares: stages and heads are rows, and only the blocks in them differ."""
+
+    stem_channels: ClassVar[int]
+    stem_stride: ClassVar[int] = 1
+    preactivated: ClassVar[bool] = False
+    """Whether a block leaves the activation of its output to whatever comes next."""
+
+    @abstractmethod
+    def stem(self, in_channels: int) -> nn.Module:
+        """The first convolution."""
+
+    @property
+    @abstractmethod
+    def stages(self) -> Mapping[str, tuple[Row, ...]]:
+        """The network after its stem, by stage."""
+
+    @property
+    @abstractmethod
+    def auxiliary(self) -> Mapping[str, tuple[Row, ...]]:
+        """The paper's auxiliary classifiers by exit: C2 first, then C3, ..."""
+
+    @abstractmethod
+    def block(self, in_channels: int, row: Row, stride: int) -> nn.Module:
+        """One building block of a row."""
+
+    def block_channels(self, in_channels: int, row: Row) -> int:
+        """How many channels leave a block of this row."""
+        return row.channels
+
+    @property
+    def exits(self) -> tuple[Exit, ...]:
+        channels, stride = self.stem_channels, self.stem_stride
+        shapes = {"stem": (channels, stride)}
+        for name, rows in self.stages.items():
+            channels = self._channels_after(channels, rows)
+            for row in rows:
+                stride *= row.stride
+            shapes[name] = (channels, stride)
+        return tuple(Exit(name, number, *shapes[name]) for number, name in enumerate(self.auxiliary, start=2))
+
+    def backbone(self, num_classes: int, in_channels: int = 3) -> Backbone:
+        modules = {"stem": self.stem(in_channels)}
+        channels = self.stem_channels
+        for name, rows in self.stages.items():
+            modules[name] = self._blocks(channels, rows)
+            channels = self._channels_after(channels, rows)
+        return Backbone(modules, self._classifier(channels, num_classes), self.exits)
+
+    def head(self, exit_name: str, kind: str, num_classes: int) -> nn.Module:
+        if exit_name not in self.auxiliary:
+            raise unknown(f"exit of {self}", exit_name, self.auxiliary)
+        if kind not in HEAD_KINDS:
+            raise unknown("kind of head", kind, HEAD_KINDS)
+        (channels,) = (place.channels for place in self.exits if place.name == exit_name)
+        if kind == "apfc":
+            return apfc(channels, num_classes)
+        rows = self.auxiliary[exit_name]
+        if kind == "narrow":
+            rows = tuple(row.narrowed() for row in rows)
+        return nn.Sequential(
+            self._blocks(channels, rows), self._classifier(self._channels_after(channels, rows), num_classes)
+        )
+
+    def _blocks(self, channels: int, rows: Iterable[Row]) -> nn.Sequential:
+        blocks = []
+        for row in rows:
+            for index in range(row.blocks):
+                blocks.append(self.block(channels, row, row.stride if index == 0 else 1))
+                channels = self.block_channels(channels, row)
+        return nn.Sequential(*blocks)
+
+    def _channels_after(self, channels: int, rows: Iterable[Row]) -> int:
+        for row in rows:
+            for _ in range(row.blocks):
+                channels = self.block_channels(channels, row)
+        return channels
+
+    def _classifier(self, channels: int, num_classes: int) -> nn.Module:
+        return classifier(channels, num_classes, preactivated=self.preactivated)
+
+
+def half(count: int) -> int:
+    """Half of it, rounded up: the paper halves only even numbers, other sizes need a rule."""
+    return (count + 1) // 2
+
+
+def blocks_per_stage(family: str, depth: int, per_block: int, extra: int) -> int:
+    """How many blocks each stage of a network of this depth has, where depth = ``per_block`` × n + ``extra``."""
+    blocks, rest = divmod(depth - extra, per_block)
+    if blocks < 1 or rest:
+        raise ValueError(f"{family}: depth {depth} does not fit; it is {per_block}n+{extra}, as in {per_block + extra}")
+    return blocks

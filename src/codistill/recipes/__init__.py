@@ -1,0 +1,44 @@
+"""Recipes: complete, typed, frozen descriptions of one training each. Nothing here imports torch."""
+
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import Any
+
+from codistill.recipes.catalogue import NAMES, Entry, describe, draft, table
+from codistill.recipes.errors import Problem, RecipeError
+from codistill.recipes.files import SUFFIXES, dumps, load, loads
+from codistill.recipes.overrides import apply, difference
+from codistill.recipes.schema import Recipe
+
+__all__ = [
+    "NAMES",
+    "Entry",
+    "Problem",
+    "Recipe",
+    "RecipeError",
+    "apply",
+    "describe",
+    "difference",
+    "dumps",
+    "get",
+    "json_schema",
+    "load",
+    "loads",
+    "resolve",
+    "table",
+]
+
+
+def get(name: str, changes: Sequence[str] = ()) -> Recipe:
+    """The catalogue's recipe of that name with ``key=value`` changes: ``get("quickstart", ["method=dml"])``."""
+    return apply(draft(name), changes)
+
+
+def resolve(source: str, changes: Sequence[str] = ()) -> Recipe:
+    """What ``codistill train SOURCE [key=value …]`` means: a file if it ends like one, otherwise a catalogue name."""
+    return load(source, changes) if PurePath(source).suffix in SUFFIXES else get(source, changes)
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of a whole recipe, for editors; a file with a ``base`` has only some of its keys."""
+    return Recipe.model_json_schema()

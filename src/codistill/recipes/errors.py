@@ -1,0 +1,185 @@
+"""What is wrong with a recipe: all of it at once, each with its place, what is allowed and what to type."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pydantic_core import ErrorDetails
+
+from codistill.recipes.shape import Model, by_kind, keys, sections
+from codistill.wording import did_you_mean, unknown
+
+Path = tuple[str | int, ...]
+
+# A screen: so many problems of so many characters each.
+MAX_SHOWN, MAX_MESSAGE, MAX_VALUE = 12, 400, 60
+
+_EXPECTED = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": "text",
+    "string_unicode": "text",
+    "bool_type": "true or false",
+    "tuple_type": "a list, [a, b]",
+    "dict_type": "a mapping, {key: value}",
+    "model_type": "a section, {key: value}",
+    "model_attributes_type": "a section, {key: value}",
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong: the key as it is typed, what to do about it, and where it was said (``line 3``)."""
+
+    path: str
+    message: str
+    where: str = ""
+
+    def __str__(self) -> str:
+        text = ": ".join(part for part in (self.where, self.path, self.message) if part)
+        text = "".join(character if character.isprintable() else "?" for character in text)
+        return text if len(text) <= MAX_MESSAGE else text[: MAX_MESSAGE - 1] + "…"
+
+
+class RecipeError(ValueError):
+    """A recipe that cannot be used. ``problems`` has all of it; the text shows what fits a screen."""
+
+    def __init__(self, problems: Iterable[Problem], source: str = "recipe") -> None:
+        self.problems = tuple(problems)
+        self.source = source
+        super().__init__(self._text())
+
+    def _text(self) -> str:
+        if len(self.problems) == 1:
+            return f"{self.source}: {self.problems[0]}"
+        lines = [f"{self.source}: {len(self.problems)} problems", *(f"  {one}" for one in self.problems[:MAX_SHOWN])]
+        hidden = len(self.problems) - MAX_SHOWN
+        return "\n".join([*lines, f"  … and {hidden} more"] if hidden > 0 else lines)
+
+
+class Contradiction(NamedTuple):
+    """Keys that are fine one by one and do not go together; ``about`` names the parts of a recipe that matter here."""
+
+    path: Path
+    message: str
+    about: frozenset[str]
+
+
+class InconsistentError(ValueError):
+    """All contradictions that a recipe's own check found."""
+
+    def __init__(self, found: Iterable[Contradiction]) -> None:
+        self.found = tuple(found)
+        super().__init__("; ".join(f"{typed(one.path)}: {one.message}" for one in self.found))
+
+
+def problems(details: Iterable[ErrorDetails], model: Model, places: Mapping[Path, str]) -> list[Problem]:
+    """Pydantic's findings in words for whoever wrote the recipe; ``places`` says where each path was written."""
+    return [problem for detail in details for problem in _problems(detail, model, places)]
+
+
+def described(found: Iterable[Contradiction], places: Mapping[Path, str]) -> list[Problem]:
+    return [Problem(typed(one.path), one.message, _where(one.path, places)) for one in found]
+
+
+def typed(path: Path) -> str:
+    """A path as it is typed: ``optimizer.lr``."""
+    return ".".join(map(str, path))
+
+
+def brief(value: object) -> str:
+    """A value as it would be typed, short enough for an error."""
+    text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
+    return text if len(text) <= MAX_VALUE else text[: MAX_VALUE - 1] + "…"
+
+
+def _problems(detail: ErrorDetails, model: Model, places: Mapping[Path, str]) -> list[Problem]:
+    cause = detail.get("ctx", {}).get("error")
+    if isinstance(cause, InconsistentError):
+        return described(cause.found, places)
+    path, section = _locate(detail["loc"], model)
+    if detail["type"].startswith("union_tag"):
+        path = (*path, "kind")
+    return [Problem(typed(path), _message(detail, path, model, section), _where(path, places))]
+
+
+def _locate(loc: Path, model: Model) -> tuple[Path, Model]:
+    """The path as it is typed, and the innermost section: pydantic's own has the kind of a section as one more step."""
+    path: Path = ()
+    candidates = [model]
+    for step in loc:
+        if step in by_kind(candidates):
+            candidates = [by_kind(candidates)[str(step)]]
+            continue
+        if step == "[key]":
+            continue
+        path = (*path, step)
+        if below := sections(candidates[0], str(step)):
+            candidates = below
+    return path, candidates[0]
+
+
+def _where(path: Path, places: Mapping[Path, str]) -> str:
+    """Where ``path`` was written, or else the nearest section around it that was."""
+    while path and path not in places:
+        path = path[:-1]
+    return places.get(path, "") if path else ""
+
+
+def _message(detail: ErrorDetails, path: Path, model: Model, section: Model) -> str:
+    value = detail["input"]
+    context = detail.get("ctx", {})
+    match detail["type"]:
+        case "missing":
+            return _missing(path, model, section)
+        case "extra_forbidden":
+            return _unknown_key(path, model, section)
+        case "value_error":
+            return str(context["error"])
+        case "literal_error" if isinstance(value, str):
+            return str(unknown("value", value, _quoted(context["expected"])))
+        case "union_tag_invalid":
+            return str(unknown("kind", context["tag"], _quoted(context["expected_tags"])))
+        case "union_tag_not_found":
+            kinds = by_kind(sections(model, str(path[0])))
+            return f"missing; give {typed(path)}=KIND, one of {', '.join(kinds)}"
+        case "string_pattern_mismatch":
+            return f"{brief(value)} is no name for a network; use letters, digits, - and _, up to 40"
+        case "too_short" | "string_too_short":
+            return "must not be empty"
+        case "too_long" | "string_too_long":
+            return f"too long; at most {context['max_length']} are allowed"
+        case kind if kind in _EXPECTED:
+            return f"must be {_EXPECTED[kind]}, not {brief(value)}"
+    return f"{detail['msg'].replace('Input should be', 'must be')}, not {brief(value)}"
+
+
+def _missing(path: Path, model: Model, section: Model) -> str:
+    if len(path) == 2 and by_kind(sections(model, str(path[0]))):
+        return f"missing; {path[0]}.kind={section.model_fields['kind'].default} needs its own: {typed(path)}=VALUE"
+    needed = [
+        f"{typed(path)}.{key}=VALUE"
+        for below in sections(section, str(path[-1]))[:1]
+        for key, field in below.model_fields.items()
+        if field.is_required() or key == "kind"
+    ]
+    return f"missing; give {', '.join(needed) or f'{typed(path)}=VALUE'}"
+
+
+def _unknown_key(path: Path, model: Model, section: Model) -> str:
+    """Suggests another kind that has the key, one of that name elsewhere (``optimizer.lr``), or one spelt alike."""
+    key = str(path[-1])
+    kinds = by_kind(sections(model, str(path[0]))) if len(path) == 2 else {}
+    owners = [kind for kind, other in kinds.items() if key in other.model_fields]
+    if owners:
+        return f"only {path[0]}.kind={owners[0]} has this key; allowed here: {', '.join(section.model_fields)}"
+    elsewhere = [other for other in keys(model) if other.rpartition(".")[2] == key]
+    hint = f"; did you mean {elsewhere[0]!r}?" if elsewhere else did_you_mean(key, section.model_fields)
+    return f"unknown key{hint}" if hint else f"unknown key; allowed here: {', '.join(section.model_fields)}"
+
+
+def _quoted(expected: str) -> list[str]:
+    return re.findall("'([^']*)'", expected)

@@ -1,0 +1,115 @@
+"""One table, five forms: for a terminal, Markdown, CSV, LaTeX, and JSON with the numbers in full."""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from codistill.studies.statistics import Summary
+
+Cell = str | int | float | Summary | None
+"""None is an empty cell. A float is shown with two decimals, a Summary as mean(std); both are in full in CSV and JSON."""
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(f"{self.title}: a row of {len(row)} cells under {len(self.columns)} columns: {row}")
+
+    def to_rich(self) -> RichTable:
+        table = RichTable(title=self.title, title_justify="left")
+        for name, is_number in zip(self.columns, self._are_numbers(), strict=True):
+            table.add_column(Text(name), justify="right" if is_number else "left", no_wrap=is_number)
+        for row in self.rows:
+            table.add_row(*(Text(shown(cell)) for cell in row))
+        return table
+
+    def to_markdown(self) -> str:
+        rule = ["---:" if is_number else "---" for is_number in self._are_numbers()]
+        lines = [self.columns, rule, *([shown(cell) for cell in row] for row in self.rows)]
+        grid = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+        notes = "".join(f"\n- {note}" for note in self.notes)
+        return f"### {self.title}\n\n{grid}\n" + (f"{notes}\n" if notes else "")
+
+    def to_csv(self) -> str:
+        """A column with spreads becomes three: the mean, its standard deviation and n."""
+        has_spread = [any(isinstance(row[i], Summary) for row in self.rows) for i in range(len(self.columns))]
+        header: list[str] = []
+        for name, spreads in zip(self.columns, has_spread, strict=True):
+            header += [name, f"{name} std", f"{name} n"] if spreads else [name]
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(header)
+        for row in self.rows:
+            values: list[str | int | float | None] = []
+            for cell, spreads in zip(row, has_spread, strict=True):
+                if isinstance(cell, Summary):
+                    values += [cell.mean, cell.std, cell.n]
+                else:
+                    values += [cell, None, None] if spreads else [cell]
+            writer.writerow(values)
+        return text.getvalue()
+
+    def to_latex(self) -> str:
+        """A ``tabular`` and its notes, for any document; needs no package."""
+        alignment = "".join("r" if is_number else "l" for is_number in self._are_numbers())
+        lines = [[_latex(name) for name in self.columns], *([_latex(shown(cell)) for cell in row] for row in self.rows)]
+        header, *body = [" & ".join(line) + r" \\" for line in lines]
+        rows = [header, r"\hline", *body]
+        tabular = [rf"\begin{{tabular}}{{{alignment}}}", r"\hline", *rows, r"\hline", r"\end{tabular}"]
+        notes = [rf"\par\noindent {_latex(note)}" for note in self.notes]
+        return "\n".join([f"% {self.title}", *tabular, *notes]) + "\n"
+
+    def to_json(self) -> dict[str, Any]:
+        def value(cell: Cell) -> object:
+            return asdict(cell) if isinstance(cell, Summary) else cell
+
+        rows = [dict(zip(self.columns, map(value, row), strict=True)) for row in self.rows]
+        return {"title": self.title, "columns": list(self.columns), "rows": rows, "notes": list(self.notes)}
+
+    def _are_numbers(self) -> list[bool]:
+        return [any(not isinstance(row[i], str | None) for row in self.rows) for i in range(len(self.columns))]
+
+
+def shown(cell: Cell) -> str:
+    match cell:
+        case None:
+            return ""
+        case float():
+            return f"{cell:.2f}"
+        case _:
+            return str(cell)
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "−": "$-$",
+    "≥": r"$\geq$",
+    "→": r"$\to$",
+    "×": r"$\times$",
+    "…": r"\ldots{}",
+}
+
+
+def _latex(text: str) -> str:
+    return "".join(_LATEX.get(character, character) for character in text)
+
+
+def blank_repeats(rows: Sequence[tuple[Cell, ...]]) -> tuple[tuple[Cell, ...], ...]:
+    """The first column only where it changes, as printed tables have it."""
+    before = [None, *(row[0] for row in rows)]
+    return tuple((None if row[0] == last else row[0], *row[1:]) for row, last in zip(rows, before, strict=False))

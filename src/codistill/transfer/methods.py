@@ -1,0 +1,143 @@
+"""The methods: functions from a cohort's outline to a graph. Imports no torch.
+
+Settings are the paper's: lam (λ) weighs KD and DML, alpha (α) the labels of auxiliary classifiers, beta (β) transfers
+between same stages, gamma (γ) between different stages; delta, ours, those inside a network. All default to 1.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from inspect import signature
+from typing import Concatenate, ParamSpec
+
+from codistill.transfer.graph import Classifier, Outline, Transfer, TransferGraph
+from codistill.wording import unknown
+
+Setting = ParamSpec("Setting")
+Method = Callable[Concatenate[Outline, Setting], TransferGraph]
+
+
+def _method(least_networks: int = 1) -> Callable[[Method[Setting]], Method[Setting]]:
+    """A method that refuses too small a cohort and settings that it does not take, in words for whoever typed them."""
+
+    def checked(build: Method[Setting]) -> Method[Setting]:
+        name = build.__name__
+        allowed = tuple(signature(build).parameters)[1:]
+
+        @wraps(build)
+        def method(outline: Outline, /, *args: Setting.args, **settings: Setting.kwargs) -> TransferGraph:
+            for setting in settings:
+                if setting not in allowed:
+                    raise unknown(f"setting of {name}", setting, allowed)
+            if len(outline.networks) < least_networks:
+                raise ValueError(
+                    f"{name} needs {least_networks} networks or more, and this cohort has only {outline.networks[0]}; "
+                    "add one, or use a method for a single network: independent, ds, dks, complete"
+                )
+            return build(outline, *args, **settings)
+
+        return method
+
+    return checked
+
+
+def _labels(outline: Outline, alpha: float) -> dict[Classifier, float]:
+    return {classifier: 1.0 if classifier.stage == 1 else alpha for classifier in outline.classifiers}
+
+
+def _pairs(outline: Outline, weight: float, chosen: Callable[[Classifier, Classifier], bool]) -> list[Transfer]:
+    everyone = outline.classifiers
+    return [Transfer(i, j, weight) for i in everyone for j in everyone if i != j and chosen(i, j)]
+
+
+def _across(source: Classifier, learner: Classifier) -> bool:
+    return source.network != learner.network
+
+
+@_method()
+def independent(outline: Outline) -> TransferGraph:
+    """Every network learns alone, from the labels."""
+    return TransferGraph(outline, _labels(outline, alpha=0.0))
+
+
+@_method()
+def ds(outline: Outline, *, alpha: float = 1.0) -> TransferGraph:
+    """Deep supervision: auxiliary classifiers learn from the labels too (Eq. 8)."""
+    return TransferGraph(outline, _labels(outline, alpha))
+
+
+@_method(least_networks=2)
+def kd(outline: Outline, *, lam: float = 1.0, teacher: str | None = None) -> TransferGraph:
+    """A frozen teacher (the first network unless named) teaches the others' final classifiers (Eq. 1)."""
+    if teacher is not None and teacher not in outline.networks:
+        raise unknown("teacher", teacher, outline.networks)
+    finals = {final.network: final for final in outline.finals}
+    source = finals.pop(teacher or outline.networks[0])
+    students = finals.values()
+    return TransferGraph(outline, dict.fromkeys(students, 1.0), [Transfer(source, s, lam) for s in students])
+
+
+@_method(least_networks=2)
+def dml(outline: Outline, *, lam: float = 1.0) -> TransferGraph:
+    """Deep mutual learning: final classifiers teach each other (Eq. 4)."""
+    finals = _pairs(outline, lam, lambda i, j: i.stage == j.stage == 1)
+    return TransferGraph(outline, _labels(outline, alpha=0.0), finals)
+
+
+@_method(least_networks=2)
+def dml_ds(outline: Outline, *, lam: float = 1.0, alpha: float = 1.0) -> TransferGraph:
+    """DML with deep supervision."""
+    return dml(outline, lam=lam) | ds(outline, alpha=alpha)
+
+
+@_method(least_networks=2)
+def dcm_1(outline: Outline, *, alpha: float = 1.0, beta: float = 1.0) -> TransferGraph:
+    """Same stages teach each other across networks (Eq. 9)."""
+    same_stage = _pairs(outline, beta, lambda i, j: _across(i, j) and i.stage == j.stage)
+    return TransferGraph(outline, _labels(outline, alpha), same_stage)
+
+
+@_method(least_networks=2)
+def dcm_2(outline: Outline, *, alpha: float = 1.0, gamma: float = 1.0) -> TransferGraph:
+    """Different stages teach each other across networks (Eq. 10)."""
+    other_stage = _pairs(outline, gamma, lambda i, j: _across(i, j) and i.stage != j.stage)
+    return TransferGraph(outline, _labels(outline, alpha), other_stage)
+
+
+@_method(least_networks=2)
+def dcm(outline: Outline, *, alpha: float = 1.0, beta: float = 1.0, gamma: float = 1.0) -> TransferGraph:
+    """Dense cross-layer mutual-distillation: every pair across networks (Eq. 7)."""
+    return dcm_1(outline, alpha=alpha, beta=beta) | dcm_2(outline, alpha=alpha, gamma=gamma)
+
+
+@_method()
+def dks(outline: Outline, *, alpha: float = 1.0, delta: float = 1.0) -> TransferGraph:
+    """Dense knowledge sharing inside each network: every pair of its classifiers."""
+    inside = _pairs(outline, delta, lambda i, j: not _across(i, j))
+    return TransferGraph(outline, _labels(outline, alpha), inside)
+
+
+@_method()
+def complete(
+    outline: Outline, *, alpha: float = 1.0, beta: float = 1.0, gamma: float = 1.0, delta: float = 1.0
+) -> TransferGraph:
+    """DCM ∪ DKS, every pair there is; for one network, DKS."""
+    inside = dks(outline, alpha=alpha, delta=delta)
+    return inside if len(outline.networks) == 1 else dcm(outline, alpha=alpha, beta=beta, gamma=gamma) | inside
+
+
+METHODS: dict[str, Callable[..., TransferGraph]] = {
+    method.__name__: method for method in (independent, ds, kd, dml, dml_ds, dcm_1, dcm_2, dcm, dks, complete)
+}
+NAMES = tuple(METHODS)
+
+
+def get(name: str) -> Callable[..., TransferGraph]:
+    """The method of that name: ``methods.get("dcm")(outline, beta=0.5)``."""
+    if name not in METHODS:
+        raise unknown("method", name, NAMES)
+    return METHODS[name]
+
+
+def settings(name: str) -> dict[str, float | None]:
+    """The keywords that a method takes and their defaults."""
+    return {key: parameter.default for key, parameter in list(signature(get(name)).parameters.items())[1:]}

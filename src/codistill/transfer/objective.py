@@ -1,0 +1,189 @@
+"""A transfer graph compiled to tensors: logits and labels in, the total and its named terms out.
+
+L = Σ_j a_j·CE(y, p_j) + Σ_(i→j) w_ij·KL(p̂_i ‖ p̂_j), summed over classes and averaged over the batch; p̂ is softened by
+the temperature, and the source p̂_i is a constant. Axes: M classifiers, B batch, C classes, E edges (labels first).
+"""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from codistill.transfer.graph import TransferGraph
+
+
+@dataclass
+class Loss:
+    """The scalar to minimise and the weighted terms that sum to it; one vector, so that one read brings them all."""
+
+    total: Tensor
+    values: Tensor
+    weights: Tensor
+    names: tuple[str, ...]
+
+    @property
+    def terms(self) -> dict[str, Tensor]:
+        """Weighted, ``{"labels->a/final": …, "a/final->b/stage2": …}``: a cross-entropy for labels, else a KL."""
+        return dict(zip(self.names, self.values.unbind(), strict=True))
+
+    @property
+    def divergences(self) -> dict[str, Tensor]:
+        """The same without the weights (and without T², where the graph has it)."""
+        return dict(zip(self.names, (self.values / self.weights).unbind(), strict=True))
+
+
+class Objective(nn.Module):
+    """``Objective(graph)(logits, labels)``; labels are int64 [B], or probabilities [B, C] when smoothed or mixed.
+
+    Computes in float32, or float64 where the logits are; autocast does not reach inside.
+    """
+
+    positions: Tensor
+    weights: Tensor
+    weights_rest: Tensor
+
+    def __init__(self, graph: TransferGraph) -> None:
+        super().__init__()
+        self.graph = graph
+        self.names = tuple(graph.weights)
+        self.classifiers = tuple(classifier.name for classifier in graph.classifiers)
+        row = {name: index for index, name in enumerate(self.classifiers)}
+        width = 1 + len(row)  # of the matrix [learner, labels and sources]
+        positions = [row[name] * width for name in graph.labels]
+        positions += [row[edge.learner] * width + 1 + row[edge.source] for edge in graph.transfers]
+        self.register_buffer("positions", torch.tensor(positions), persistent=False)
+
+        factor = graph.temperature**2 if graph.t_squared else 1.0
+        weights = torch.tensor(
+            [*graph.labels.values(), *(factor * edge.weight for edge in graph.transfers)], dtype=torch.float64
+        )
+        # Two float32 that add up to the float64: MPS has no float64, but who computes in float64 gets all of 0.1.
+        self.register_buffer("weights", weights.float(), persistent=False)
+        self.register_buffer("weights_rest", (weights - weights.float()).float(), persistent=False)
+
+    def forward(self, logits: Mapping[str, Tensor], labels: Tensor) -> Loss:
+        used = self._used(logits)
+        _check_labels(labels, used[0])
+        with _without_autocast(used[0].device.type):
+            logits_MBC = self._stack(used)
+            log_probs_MBC = F.log_softmax(logits_MBC, dim=-1)
+            from_labels_M = _cross_entropies(log_probs_MBC, labels)
+            if self.graph.transfers:
+                soft_MBC = log_probs_MBC if self.graph.temperature == 1 else self._soften(logits_MBC)
+                crossings_MM = _crossings(soft_MBC)
+                divergences_MM = crossings_MM - crossings_MM.detach().diagonal()
+            else:
+                divergences_MM = logits_MBC.new_zeros(len(used), len(used))
+            weights_E = self._weights(logits_MBC)
+            values_E = weights_E * self._edges(from_labels_M, divergences_MM)
+        return Loss(values_E.sum(), values_E, weights_E, self.names)
+
+    @torch.no_grad()
+    def source_entropy(self, logits: Mapping[str, Tensor]) -> Tensor:
+        """Σ w·H(source): what to add to the total for the value of the paper's Eq. 2, a cross-entropy instead of a KL.
+
+        It does not depend on what the learners know, so the gradients are the same with and without it.
+        """
+        used = self._used(logits)
+        with _without_autocast(used[0].device.type):
+            logits_MBC = self._stack(used)
+            entropies_M = _crossings(self._soften(logits_MBC)).diagonal()
+            by_edge_E = self._edges(torch.zeros_like(entropies_M), entropies_M.expand(len(used), -1))
+            return (self._weights(logits_MBC) * by_edge_E).sum()
+
+    def _soften(self, logits_MBC: Tensor) -> Tensor:
+        return F.log_softmax(logits_MBC / self.graph.temperature, dim=-1)
+
+    def _edges(self, from_labels_M: Tensor, from_sources_MM: Tensor) -> Tensor:
+        """The graph's edges out of the whole matrix; a place without an edge is never touched, be it infinite."""
+        matrix = torch.cat([from_labels_M[:, None], from_sources_MM], dim=1)
+        return matrix.flatten().index_select(0, self.positions.to(matrix.device))
+
+    def _weights(self, like: Tensor) -> Tensor:
+        return self.weights.to(like.device, like.dtype) + self.weights_rest.to(like.device, like.dtype)
+
+    def _stack(self, used: list[Tensor]) -> Tensor:
+        logits_MBC = torch.stack(used)
+        return logits_MBC if logits_MBC.dtype == torch.float64 else logits_MBC.float()
+
+    def _used(self, logits: Mapping[str, Tensor]) -> list[Tensor]:
+        """The logits of the graph's classifiers, checked; those of others are ignored."""
+        for name in self.classifiers:
+            if name not in logits:
+                raise ValueError(
+                    f"no logits of {name!r}, which the graph uses; there are {', '.join(logits) or 'none'}"
+                )
+        used = [logits[name] for name in self.classifiers]
+        for name, tensor in zip(self.classifiers, used, strict=True):
+            if tensor.ndim != 2 or not tensor.is_floating_point():
+                raise ValueError(f"logits of {name}: {_kind(tensor)}; they must be floating-point [batch, classes]")
+            if tensor.shape != used[0].shape:
+                raise ValueError(
+                    f"logits of {name} are {list(tensor.shape)} and those of {self.classifiers[0]} "
+                    f"{list(used[0].shape)}; all classifiers must see the same batch and have the same classes"
+                )
+        if used[0].shape[0] == 0:
+            raise ValueError("the batch is empty; a mean over no images is not a number, so leave such a batch out")
+        return used
+
+
+def _cross_entropies(log_probs_MBC: Tensor, labels: Tensor) -> Tensor:
+    if labels.is_floating_point():
+        return -torch.einsum("mbc,bc->m", log_probs_MBC, labels.to(log_probs_MBC.dtype)) / labels.shape[0]
+    of_label_MB1 = log_probs_MBC.gather(-1, labels.expand(len(log_probs_MBC), -1).unsqueeze(-1))
+    return -of_label_MB1.mean(dim=(1, 2))
+
+
+def _crossings(log_probs_MBC: Tensor) -> Tensor:
+    """CE(source, learner) for every [learner, source]; the diagonal is each one's entropy. All edges for one product.
+
+    Measured against one cross-entropy per learner with the weighted mixture of its sources: as fast, and it gives
+    every term by name. No gradient reaches a source, and a source that is not a number is left out of the gradient,
+    image by image, so that a sick network does not take its peers with it; the value still shows it.
+    """
+    sources_MBC = log_probs_MBC.detach().exp().nan_to_num(nan=0.0)
+    return -(log_probs_MBC.flatten(1) @ sources_MBC.flatten(1).T) / log_probs_MBC.shape[1]
+
+
+def _without_autocast(device_type: str) -> AbstractContextManager[object]:
+    if torch.amp.is_autocast_available(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return nullcontext()  # "meta"
+
+
+def _check_labels(labels: Tensor, logits_BC: Tensor) -> None:
+    batch, classes = logits_BC.shape
+    if labels.dtype != torch.int64 and not labels.is_floating_point():
+        raise ValueError(f"labels are {labels.dtype}; class numbers must be int64 (labels.long()), probabilities float")
+    expected = [batch, classes] if labels.is_floating_point() else [batch]
+    if list(labels.shape) != expected:
+        raise ValueError(
+            f"labels are {_kind(labels)}; for logits of {[batch, classes]} they must be int64 [{batch}] or "
+            f"floating-point [{batch}, {classes}]"
+        )
+    # Reading values would make an accelerator wait, and break a compiled step.
+    if labels.device.type == "cpu" and not torch.compiler.is_compiling():
+        _check_label_values(labels, classes)
+
+
+def _check_label_values(labels: Tensor, classes: int) -> None:
+    if not labels.is_floating_point():
+        for found in torch.stack(labels.aminmax()).tolist():
+            if not 0 <= found < classes:
+                raise ValueError(f"label {found} is out of range; {classes} classes are numbered 0 … {classes - 1}")
+        return
+    sums = labels.sum(dim=1, dtype=torch.float32)
+    wrong = ((labels < 0).any(dim=1) | ~((sums - 1).abs() < 1e-2)).nonzero()
+    if len(wrong):
+        image = int(wrong[0])
+        raise ValueError(
+            f"labels of image {image} sum to {float(sums[image]):g} with a smallest value of "
+            f"{float(labels[image].min()):g}; probabilities are not negative and sum to 1"
+        )
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

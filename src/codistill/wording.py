@@ -1,0 +1,22 @@
+"""How errors are worded: the offender, what is allowed, and what to type. Imports nothing of ours, nor torch."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def did_you_mean(name: str, allowed: Iterable[str]) -> str:
+    """``"; did you mean 'dcm'?"`` when something allowed is close to ``name``, otherwise nothing."""
+    close = get_close_matches(name.lower(), list(allowed), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def unknown(kind: str, name: str, allowed: Iterable[str]) -> ValueError:
+    """The error for a name that is not one of the allowed ones.
+
+    >>> raise unknown("method", "dmc", ["dml", "dcm"])
+    Traceback (most recent call last):
+    ValueError: unknown method 'dmc'; did you mean 'dcm'? Allowed: dml, dcm
+    """
+    choices = list(allowed)
+    hint = did_you_mean(name, choices)
+    return ValueError(f"unknown {kind} {name!r}{hint or ';'} Allowed: {', '.join(choices) or 'none'}")

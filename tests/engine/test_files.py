@@ -1,0 +1,189 @@
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from codistill.engine import files
+from codistill.engine.files import RunError, RunLock, explained, read_json, require_space, sweep, write_atomically
+
+HOLDER = """
+import os, sys, time
+from pathlib import Path
+from codistill.engine.files import RunLock
+with RunLock(Path(sys.argv[1])):
+    if "fork" in sys.argv and os.fork() == 0:
+        os.write(1, b"worker %d\\n" % os.getpid())
+        time.sleep(60)
+    time.sleep(0.2 * ("fork" in sys.argv))
+    os.write(1, b"held\\n")
+    time.sleep(60)
+"""
+
+
+def hold(folder, *words):
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(folder), *words],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(files.__file__).parents[2])},
+    )
+    lines = []
+    while "held" not in lines:
+        lines.append(holder.stdout.readline().strip())
+        assert lines[-1] != "", "the holder died"
+    return holder, lines
+
+
+def end(holder):
+    holder.kill()
+    holder.wait()
+    holder.stdout.close()
+
+
+def test_a_file_is_replaced_whole_and_nothing_is_left(tmp_path):
+    path = tmp_path / "result.json"
+    for content in ("old", "new", b"\x00bytes"):
+        write_atomically(path, content)
+        assert path.read_bytes() == (content.encode() if isinstance(content, str) else content)
+    assert os.listdir(tmp_path) == ["result.json"]
+
+
+@pytest.mark.parametrize("failing", ["fsync", "replace"])
+@pytest.mark.parametrize(
+    ("number", "words"), [(errno.ENOSPC, "no space left"), (errno.EROFS, "read-only"), (errno.EIO, "storage failed")]
+)
+def test_a_failed_write_leaves_the_old_file_and_says_what_to_do(tmp_path, monkeypatch, failing, number, words):
+    path = tmp_path / "result.json"
+    write_atomically(path, "old")
+
+    def fail(*_):
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch, pytest.raises(RunError, match=f"{tmp_path}: .*{words}"):
+        patch.setattr(os, failing, fail)
+        write_atomically(path, "new")
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["result.json"]
+
+
+def test_the_content_is_on_the_disk_before_it_bears_its_name(tmp_path, monkeypatch):
+    events = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda fd: (events.append(("fsync", os.fstat(fd))), fsync(fd)))
+    monkeypatch.setattr(os, "replace", lambda *names: (events.append(("replace", None)), replace(*names)))
+    write_atomically(tmp_path / "a", "content")
+    assert [name for name, _ in events] == ["fsync", "replace", "fsync"]
+    assert events[0][1].st_ino == (tmp_path / "a").stat().st_ino
+    assert events[0][1].st_size == len("content")
+    assert events[2][1].st_ino == tmp_path.stat().st_ino
+
+
+def test_a_folder_that_is_gone_is_named(tmp_path):
+    with pytest.raises(RunError, match=f"{tmp_path}/gone: cannot write a .*not there"):
+        write_atomically(tmp_path / "gone" / "a", "content")
+
+
+def test_only_errors_of_the_system_are_explained():
+    with pytest.raises(KeyError), explained(Path("x"), "try"):
+        raise KeyError
+
+
+def test_leftovers_are_swept_and_nothing_else(tmp_path):
+    write_atomically(tmp_path / "kept", "")
+    (tmp_path / ".tmp-file").write_text("half")
+    (tmp_path / ".tmp-folder").mkdir()
+    (tmp_path / ".tmp-folder" / "half").write_text("half")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / ".tmp-link").symlink_to(tmp_path / "elsewhere")
+    sweep(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["elsewhere", "kept"]
+
+
+def test_json_is_read_back_and_keys_are_sorted(tmp_path):
+    value = {"b": [1, 0.1, 1e-300, True, None, "é"], "a": {"x": -0.0}}
+    files.write_json(tmp_path / "a.json", value)
+    assert read_json(tmp_path / "a.json") == value
+    text = (tmp_path / "a.json").read_text()
+    assert text.index('"a"') < text.index('"b"')
+
+
+def test_what_json_lacks_is_null(tmp_path):
+    files.write_json(tmp_path / "a.json", {"loss": float("nan"), "all": (float("inf"), {"x": float("-inf")}, 1.0)})
+    text = (tmp_path / "a.json").read_text()
+    assert json.loads(text, parse_constant=pytest.fail) == {"loss": None, "all": [None, {"x": None}, 1.0]}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"x" * 101, "larger than the 100 bytes"),
+        (b"{", "not readable as JSON"),
+        (b"\xff\xfe\xfa", "not readable as JSON"),
+        (b"", "not readable as JSON"),
+    ],
+)
+def test_a_bad_json_file_is_named(tmp_path, content, words):
+    path = tmp_path / "a.json"
+    path.write_bytes(content)
+    with pytest.raises(RunError, match=f"{path} is {words}"):
+        read_json(path, max_bytes=100)
+
+
+def test_a_nesting_bomb_is_refused(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_bytes(b"[" * 500_000)
+    with pytest.raises(RunError, match="not readable as JSON"):
+        read_json(path)
+
+
+def test_only_plain_files_are_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(RunError, match="not a plain file"):
+        read_json(tmp_path / "pipe")
+    with pytest.raises(RunError, match=r"cannot read missing\.json"):
+        read_json(tmp_path / "missing.json")
+
+
+def test_space_is_checked_with_what_is_needed_and_free(tmp_path):
+    require_space(tmp_path, 1)
+    with pytest.raises(RunError, match=rf"{tmp_path}: no space left: 1,000,000,000,000\.0 MB are needed.*MB are free"):
+        require_space(tmp_path, 10**18)
+
+
+def test_a_second_process_is_told_who_writes(tmp_path):
+    holder, _ = hold(tmp_path)
+    try:
+        with pytest.raises(RunError, match=rf"{tmp_path}: another process \(pid {holder.pid}\)"), RunLock(tmp_path):
+            pytest.fail("two writers")
+    finally:
+        end(holder)
+    with RunLock(tmp_path):  # released by the kernel: the holder was killed
+        assert (tmp_path / RunLock.FILE).read_text() == f"{os.getpid()}\n"
+
+
+def test_a_worker_that_outlives_its_killed_parent_does_not_keep_the_lock(tmp_path):
+    holder, lines = hold(tmp_path, "fork")
+    worker = int(lines[0].removeprefix("worker "))
+    end(holder)
+    try:
+        os.kill(worker, 0)
+        with RunLock(tmp_path):
+            pass
+    finally:
+        os.kill(worker, signal.SIGKILL)
+
+
+def test_the_lock_holds_within_a_process_and_can_be_taken_again(tmp_path):
+    for _ in range(2):
+        with RunLock(tmp_path), pytest.raises(RunError, match=f"pid {os.getpid()}"), RunLock(tmp_path):
+            pytest.fail("two writers")
+
+
+def test_a_run_that_is_not_there_cannot_be_locked(tmp_path):
+    with pytest.raises(RunError, match="cannot lock the run"), RunLock(tmp_path / "gone"):
+        pytest.fail("locked nothing")

@@ -1,0 +1,91 @@
+"""Stopped anywhere and continued in a new process, a run ends with the very bits of the uninterrupted one."""
+
+import os
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from processes import in_new_process
+from tiny import tiny_recipe
+
+from codistill.engine import trainer
+from codistill.recipes.schema import Recipe
+
+STEPS = 6  # 70 images in batches of 32, the last one short, two epochs
+
+
+def run_to_the_end(recipe: Recipe, out: Path) -> None:
+    for _ in trainer.train(recipe, out):
+        pass
+
+
+def stop_after(steps: int, recipe: Recipe, out: Path) -> None:
+    asked = iter(range(1, STEPS + 1))
+    for _ in trainer.train(recipe, out, stop=lambda: next(asked) == steps):
+        pass
+
+
+def die_in_evaluation(number: int, recipe: Recipe, out: Path) -> None:
+    evaluate, asked = trainer.evaluate, iter(range(1, STEPS + 1))
+
+    def deadly(*arguments: object, **settings: object) -> object:
+        if next(asked) == number:
+            os._exit(9)
+        return evaluate(*arguments, **settings)  # type: ignore[arg-type]
+
+    trainer.evaluate = deadly  # type: ignore[assignment]
+    run_to_the_end(recipe, out)
+
+
+def what_remains(out: Path) -> dict[str, str]:
+    """Checksums of what the run is for; the clock and the checkpoints' own times may differ."""
+    files = [*sorted((out / "weights").iterdir()), out / "journal.jsonl"]
+    return {file.name: sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    out = tmp_path_factory.mktemp("uninterrupted") / "run"
+    assert in_new_process(run_to_the_end, tiny_recipe(), out) == 0
+    return what_remains(out)
+
+
+@pytest.mark.parametrize("steps", range(1, STEPS + 1))
+def test_stopped_at_any_step(steps: int, uninterrupted: dict[str, str], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert in_new_process(stop_after, steps, tiny_recipe(), out) == 0
+    assert not (out / "result.json").exists()
+    assert in_new_process(run_to_the_end, tiny_recipe(), out) == 0
+    assert what_remains(out) == uninterrupted
+    assert set(uninterrupted) == {"a.safetensors", "b.safetensors", "journal.jsonl"}
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_killed_in_the_middle_of_an_evaluation(number: int, uninterrupted: dict[str, str], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert in_new_process(die_in_evaluation, number, tiny_recipe(), out) == 9
+    assert in_new_process(run_to_the_end, tiny_recipe(), out) == 0
+    assert what_remains(out) == uninterrupted
+
+
+def test_another_seed_ends_elsewhere(uninterrupted: dict[str, str], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert in_new_process(run_to_the_end, tiny_recipe(seed=4), out) == 0
+    differing = {name for name, checksum in what_remains(out).items() if checksum != uninterrupted[name]}
+    assert differing == set(uninterrupted)
+
+
+def test_adamw_with_mixup_and_accumulation_resumes_too(tmp_path: Path) -> None:
+    from codistill.recipes.schema import AdamW, Augment, Cosine
+
+    recipe = tiny_recipe(
+        optimizer=AdamW(lr=0.003, weight_decay=0.05).model_dump(),
+        schedule=Cosine(warmup=0.2).model_dump(),
+        augment=Augment(pad=2, mixup=0.4, randaugment=5).model_dump(),
+        accumulate=2,
+    )
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    assert in_new_process(run_to_the_end, recipe, whole) == 0
+    assert in_new_process(stop_after, 2, recipe, halves) == 0
+    assert in_new_process(run_to_the_end, recipe, halves) == 0
+    assert what_remains(halves) == what_remains(whole)
