@@ -74,7 +74,8 @@ class Cohort(nn.Module):
             with _draws_from(derive(seed, "init", name)):
                 member = Member(network.backbone(num_classes, in_channels), {})
                 _initialise_batchnorm(member, batchnorm_init)
-            for exit_name in [exit_name for exit_name in classifiers[name] if exit_name != "final"]:
+            _final, *auxiliary = classifiers[name]
+            for exit_name in auxiliary:
                 with _draws_from(derive(seed, "init", f"{name}/{exit_name}")):
                     member.heads[exit_name] = network.head(exit_name, heads, num_classes)
                     _initialise_batchnorm(member.heads[exit_name], batchnorm_init)
@@ -93,9 +94,7 @@ class Cohort(nn.Module):
         """A copy of the network alone, as it ships: nothing that was added for learning is in it."""
         if name not in self.members:
             raise unknown("network", name, self.members)
-        plain = deepcopy(cast(Member, self.members[name]).backbone)
-        plain.zero_grad(set_to_none=True)
-        return plain
+        return deepcopy(cast(Member, self.members[name]).backbone)
 
 
 @contextmanager
@@ -129,7 +128,7 @@ def _architecture(name: str, network: str | Architecture) -> Architecture:
     if isinstance(network, str):
         return architecture(network)
     raise ValueError(
-        f"network {name!r} is a {type(network).__name__}; give a name such as 'wrn-28-4' or an Architecture"
+        f"network {name!r} is of type {type(network).__name__}; give a name such as 'wrn-28-4' or an Architecture"
     )
 
 

@@ -39,6 +39,10 @@ def hold(folder, *words):
     return holder, lines
 
 
+def listed(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
 def end(holder):
     holder.kill()
     holder.wait()
@@ -50,7 +54,7 @@ def test_a_file_is_replaced_whole_and_nothing_is_left(tmp_path):
     for content in ("old", "new", b"\x00bytes"):
         write_atomically(path, content)
         assert path.read_bytes() == (content.encode() if isinstance(content, str) else content)
-    assert os.listdir(tmp_path) == ["result.json"]
+    assert listed(tmp_path) == ["result.json"]
 
 
 @pytest.mark.parametrize("failing", ["fsync", "replace"])
@@ -64,11 +68,11 @@ def test_a_failed_write_leaves_the_old_file_and_says_what_to_do(tmp_path, monkey
     def fail(*_):
         raise OSError(number, os.strerror(number))
 
-    with monkeypatch.context() as patch, pytest.raises(RunError, match=f"{tmp_path}: .*{words}"):
-        patch.setattr(os, failing, fail)
+    monkeypatch.setattr(os, failing, fail)
+    with pytest.raises(RunError, match=f"{tmp_path}: .*{words}"):
         write_atomically(path, "new")
     assert path.read_text() == "old"
-    assert os.listdir(tmp_path) == ["result.json"]
+    assert listed(tmp_path) == ["result.json"]
 
 
 def test_the_content_is_on_the_disk_before_it_bears_its_name(tmp_path, monkeypatch):
@@ -101,7 +105,7 @@ def test_leftovers_are_swept_and_nothing_else(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / ".tmp-link").symlink_to(tmp_path / "elsewhere")
     sweep(tmp_path)
-    assert sorted(os.listdir(tmp_path)) == ["elsewhere", "kept"]
+    assert listed(tmp_path) == ["elsewhere", "kept"]
 
 
 def test_json_is_read_back_and_keys_are_sorted(tmp_path):

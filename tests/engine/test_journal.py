@@ -96,9 +96,10 @@ def test_a_failed_append_leaves_no_part_of_a_line(tmp_path, monkeypatch, number)
         def fail(_):
             raise OSError(number, os.strerror(number))
 
-        with monkeypatch.context() as patch, pytest.raises(RunError, match="cannot write journal"):
+        with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", fail)
-            journal.append({"a": 2})
+            with pytest.raises(RunError, match="cannot write journal"):
+                journal.append({"a": 2})
         assert path.read_bytes() == b'{"a": 1}\n'
         journal.append({"a": 3})
     assert read_journal(path) == [{"a": 1}, {"a": 3}]

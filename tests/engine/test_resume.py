@@ -5,11 +5,11 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from processes import in_new_process
-from tiny import tiny_recipe
 
 from codistill.engine import trainer
 from codistill.recipes.schema import Recipe
+from processes import in_new_process
+from tiny import tiny_recipe
 
 STEPS = 6  # 70 images in batches of 32, the last one short, two epochs
 

@@ -37,6 +37,7 @@ FORMAT = 1
 TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
 Fingerprint = dict[str, int | str]  # "bytes" and "sha256" of a file
 STATE_MAX_BYTES = 64 * 2**20
+MANIFEST_MAX_BYTES = 2**16  # of ours it has a few hundred; more is read only to say what is wrong
 DTYPES = (
     torch.bool,
     *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
@@ -147,7 +148,7 @@ class Store:
         return None
 
     def sweep(self) -> None:
-        """Remove what a process that died while saving or pruning left behind."""
+        """Remove what a process that died while saving left behind."""
         with explained(self.folder, "remove unfinished checkpoints"):
             sweep(self.folder)
 
@@ -178,9 +179,7 @@ class Store:
             before = [old for other, old in others if other < step]
             superseded = [old for other, old in others if other >= step]
             for old in before[self.keep - 1 :] + superseded:
-                # Renamed first: a removal that dies half way must not look like a damaged checkpoint.
-                discarded = old.rename(old.with_name(f"{TEMPORARY}{old.name}"))
-                shutil.rmtree(discarded)
+                shutil.rmtree(old)
         except OSError as error:
             _log.warning("%s: checkpoints that are no longer needed cannot be removed: %s", self.folder, error)
 
@@ -241,7 +240,7 @@ def _verify(path: Path, step: int) -> None:
     prints = {name: _fingerprint(found[name]) for name in (TENSORS, STATE)}
     expected = _manifest(step, prints)
     with found[MANIFEST].open("rb") as file:
-        manifest = file.read(len(expected) + 1)
+        manifest = file.read(MANIFEST_MAX_BYTES)
     if manifest != expected:
         raise DamagedError(_difference(manifest, prints, step))
 

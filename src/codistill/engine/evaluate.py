@@ -41,9 +41,8 @@ class _Sums:
     @classmethod
     def zero(cls, device: torch.device) -> "_Sums":
         dtype = torch.float32 if device.type == "mps" else torch.float64
-        return cls(
-            *torch.zeros(3, dtype=dtype, device=device), torch.zeros(3, CALIBRATION_BINS, dtype=dtype, device=device)
-        )
+        wrong1, wrong5, nll = torch.zeros(3, dtype=dtype, device=device)
+        return cls(wrong1, wrong5, nll, wrong1.new_zeros(3, CALIBRATION_BINS))
 
     def add(self, logits_BC: Tensor, labels_B: Tensor) -> None:
         log_probs_BC = F.log_softmax(logits_BC.float(), dim=-1)

@@ -18,7 +18,7 @@ from codistill.data.images import ImageData
 from codistill.engine import environment
 from codistill.engine.checkpoint import Store
 from codistill.engine.evaluate import Metrics
-from codistill.engine.files import RunError, RunLock, read_json, to_json, write_atomically, write_json
+from codistill.engine.files import TEMPORARY, RunError, RunLock, read_json, to_json, write_atomically, write_json
 from codistill.engine.journal import Journal
 from codistill.engine.timetable import Position, Timetable
 from codistill.engine.training import Training
@@ -28,6 +28,7 @@ from codistill.recipes.schema import Recipe
 
 log = logging.getLogger("codistill")
 
+RECIPE_FILE = "recipe.yaml"
 RESULT_FORMAT = 1
 
 
@@ -36,7 +37,6 @@ class Run:
 
     def __init__(self, folder: Path, recipe: Recipe, data: ImageData) -> None:
         self.folder, self.recipe, self.data = folder, recipe, data
-        self.recipe_file = folder / "recipe.yaml"
         self.environment_file = folder / "environment.json"
         self.result_file = folder / "result.json"
         self.weights_folder = folder / "weights"
@@ -53,12 +53,16 @@ class Run:
         """Create the folder, or enter it again with the same recipe; another recipe is refused with the difference."""
         refuse_other_run(folder, recipe)
         folder.mkdir(parents=True, exist_ok=True)
-        with RunLock(folder), log_to(folder / "train.log"):
-            run = cls(folder, recipe, data)
-            if not run.recipe_file.exists():
-                write_json(run.environment_file, environment.describe())
-                write_atomically(run.recipe_file, files.dumps(recipe))
-            yield run
+        with RunLock(folder):
+            # First of all the recipe: it is what makes the folder a run's, should anything die from here on.
+            if not (folder / RECIPE_FILE).exists():
+                write_atomically(folder / RECIPE_FILE, files.dumps(recipe))
+            with log_to(folder / "train.log"):
+                run = cls(folder, recipe, data)
+                if not run.environment_file.exists():
+                    write_json(run.environment_file, environment.describe())
+                with run.journal, run.timing:
+                    yield run
 
     @property
     def finished(self) -> bool:
@@ -168,12 +172,11 @@ def log_to(file: Path) -> Iterator[None]:
 
 def refuse_other_run(folder: Path, recipe: Recipe) -> None:
     """Nobody's files are touched: a folder must be new, empty, or of this very recipe."""
-    recipe_file = folder / "recipe.yaml"
-    if recipe_file.exists():
-        if changed := difference(files.load(recipe_file), recipe):
+    if (folder / RECIPE_FILE).exists():
+        if changed := difference(files.load(folder / RECIPE_FILE), recipe):
             lines = "\n  ".join(changed)
             raise RunError(
                 f"{folder} holds a run of another recipe:\n  {lines}\nChoose another --out, or repeat its recipe"
             )
-    elif folder.exists() and any(path.name != RunLock.FILE for path in folder.iterdir()):
+    elif folder.exists() and any(not path.name.startswith((RunLock.FILE, TEMPORARY)) for path in folder.iterdir()):
         raise RunError(f"{folder} holds files that are not a run's; choose another --out")

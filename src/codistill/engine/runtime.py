@@ -25,7 +25,8 @@ class Machine:
 
     @property
     def memory_format(self) -> torch.memory_format:
-        return torch.channels_last if self.device.type == "cuda" else torch.contiguous_format
+        # Channels last is also the faster layout on a CPU: 0.26 instead of 0.34 s a step of quickstart with DCM, one core.
+        return torch.contiguous_format if self.device.type == "mps" else torch.channels_last
 
 
 def prepare(runtime: Runtime) -> Machine:

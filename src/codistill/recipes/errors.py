@@ -107,19 +107,17 @@ def _problems(detail: ErrorDetails, model: Model, places: Mapping[Path, str]) ->
 
 
 def _locate(loc: Path, model: Model) -> tuple[Path, Model]:
-    """The path as it is typed, and the innermost section: pydantic's own has the kind of a section as one more step."""
+    """The path as it is typed, and the section that its last key is in: pydantic's own also has the section's kind."""
     path: Path = ()
-    candidates = [model]
+    section, candidates = model, [model]
     for step in loc:
         if step in by_kind(candidates):
             candidates = [by_kind(candidates)[str(step)]]
-            continue
-        if step == "[key]":
-            continue
-        path = (*path, step)
-        if below := sections(candidates[0], str(step)):
-            candidates = below
-    return path, candidates[0]
+        elif step != "[key]":
+            path = (*path, step)
+            section = candidates[0]
+            candidates = sections(section, str(step)) or candidates
+    return path, section
 
 
 def _where(path: Path, places: Mapping[Path, str]) -> str:

@@ -73,6 +73,12 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+def _written(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    # PyYAML's other styles lose unusual line breaks such as U+0085.
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if value.isprintable() else '"')
+
+
+_Dumper.add_representer(str, _written)
 _WHOLE_FLOAT = re.compile(f"(?:{_FLOAT.pattern})$", re.ASCII)
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _WHOLE_FLOAT, list("-+.0123456789"))
 

@@ -46,8 +46,8 @@ class Difference:
 
     @property
     def decided(self) -> bool:
-        """Whether the interval lies on one side of 0."""
-        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+        """Whether the interval lies on one side of 0. Equal differences have none: errors are counts, and counts tie."""
+        return self.low is not None and self.high is not None and self.low < self.high and self.low * self.high > 0
 
 
 def paired_difference(errors: Mapping[int, float], against: Mapping[int, float]) -> Difference | None:

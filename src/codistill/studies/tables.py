@@ -2,7 +2,6 @@
 
 import csv
 import io
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ from rich.text import Text
 from codistill.studies.statistics import Summary
 
 Cell = str | int | float | Summary | None
-"""None is an empty cell. A float is shown with two decimals, a Summary as mean(std); both are in full in CSV and JSON."""
+"""None is an empty cell. A float shows two digits or more, a Summary mean(std); CSV and JSON have both in full."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class Table:
                 raise ValueError(f"{self.title}: a row of {len(row)} cells under {len(self.columns)} columns: {row}")
 
     def to_rich(self) -> RichTable:
-        table = RichTable(title=self.title, title_justify="left")
+        table = RichTable()
         for name, is_number in zip(self.columns, self._are_numbers(), strict=True):
             table.add_column(Text(name), justify="right" if is_number else "left", no_wrap=is_number)
         for row in self.rows:
@@ -87,7 +86,7 @@ def shown(cell: Cell) -> str:
         case None:
             return ""
         case float():
-            return f"{cell:.2f}"
+            return f"{cell:.2f}" if abs(cell) >= 0.1 else f"{cell:.2g}"
         case _:
             return str(cell)
 
@@ -107,9 +106,3 @@ _LATEX = {
 
 def _latex(text: str) -> str:
     return "".join(_LATEX.get(character, character) for character in text)
-
-
-def blank_repeats(rows: Sequence[tuple[Cell, ...]]) -> tuple[tuple[Cell, ...], ...]:
-    """The first column only where it changes, as printed tables have it."""
-    before = [None, *(row[0] for row in rows)]
-    return tuple((None if row[0] == last else row[0], *row[1:]) for row, last in zip(rows, before, strict=False))

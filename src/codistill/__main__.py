@@ -1,0 +1,5 @@
+"""``python -m codistill``."""
+
+from codistill.cli import main
+
+main()

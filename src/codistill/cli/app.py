@@ -1,0 +1,189 @@
+"""The commands and what they take. What they do is in the modules beside this one, imported when a command runs."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+WRONG_INPUT = 2
+
+
+class Commands(TyperGroup):
+    """Turns what went wrong into one message and an exit code. Set CODISTILL_DEBUG=1 to see where it came from."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise  # whoever read our output has seen enough, as in `codistill list | head -1`
+        except (ValueError, OSError) as error:
+            if os.environ.get("CODISTILL_DEBUG") == "1":
+                raise
+            typer.echo(f"error: {_words(error)}", err=True)
+            raise typer.Exit(WRONG_INPUT) from None
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error) or type(error).__name__
+
+
+app = typer.Typer(
+    cls=Commands,
+    help="Train networks that teach each other; ship plain networks, with nothing added.",
+    epilog="Exit codes: 0 done, 1 a run of a study failed, 2 wrong input, "
+    "75 stopped and saved (the same command continues), 130 interrupted.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Source = Annotated[
+    str,
+    typer.Argument(metavar="RECIPE|FILE", help="A name that `codistill list recipes` shows, or a .yaml or .json file."),
+]
+Changes = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="KEY=VALUE",
+        show_default=False,
+        help="Changes to it, as in length.epochs=1.",
+        default_factory=list,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.callback(invoke_without_command=True)
+def codistill(
+    ctx: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
+) -> None:
+    if version:
+        from codistill import __version__
+
+        typer.echo(f"codistill {__version__}")
+    elif ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+
+
+@app.command()
+def train(
+    source: Source,
+    changes: Changes,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The run's folder; runs/RECIPE-METHOD-seedSEED if not given.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress, only how it ended.")] = False,
+) -> None:
+    """Train a recipe, or continue it where it stopped.
+
+    Ctrl-C saves and stops (so do SIGTERM and SIGUSR1); the same command continues, exactly as if it had never stopped.
+    """
+    from codistill.cli.train import train
+
+    raise typer.Exit(train(source, changes, out, quiet=quiet))
+
+
+@app.command()
+def evaluate(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")], as_json: AsJson = False
+) -> None:
+    """Measure a finished run's weight files again."""
+    from codistill.cli.evaluate import evaluate
+
+    evaluate(run, as_json=as_json)
+
+
+@app.command("list")
+def list_(
+    what: Annotated[
+        str | None,
+        typer.Argument(metavar="[WHAT]", help="recipes, methods, networks, data or studies; all if not given."),
+    ] = None,
+) -> None:
+    """List what there is to train with."""
+    from codistill.cli.listing import show_listings
+
+    show_listings(what)
+
+
+@app.command()
+def show(
+    source: Source,
+    changes: Changes,
+    as_json: AsJson = False,
+    svg: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Only draw the transfer graph into this file.")
+    ] = None,
+    mermaid: Annotated[bool, typer.Option("--mermaid", help="Only print the transfer graph for Mermaid.")] = False,
+) -> None:
+    """Show a recipe in full, its costs, and who teaches whom."""
+    from codistill.cli import show
+
+    if svg:
+        show.draw(source, changes, svg)
+    elif mermaid:
+        show.print_mermaid(source, changes)
+    else:
+        show.show(source, changes, as_json=as_json)
+
+
+@app.command()
+def data(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name that `codistill list data` shows.")],
+    folder: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where it lies; $CODISTILL_DATA or the user's cache if not given."),
+    ] = None,
+    download: Annotated[bool, typer.Option("--download", help="Fetch it from its authors if it is not there.")] = False,
+    image_size: Annotated[int, typer.Option(min=1, help="For `folder`: the side that images are resized to.")] = 32,
+) -> None:
+    """Say whether a data set is there, and what is in it."""
+    from codistill.cli.data import describe
+
+    describe(name, folder, download=download, image_size=image_size)
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Say whether this machine is ready, and what it lacks."""
+    from codistill.cli.doctor import report
+
+    raise typer.Exit(report(as_json=as_json))
+
+
+@app.command()
+def study(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name that `codistill list studies` shows.")],
+    changes: Changes,
+    seeds: Annotated[int | None, typer.Option(metavar="N", help="Seeds 1 … N; the study's own N if not given.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where it goes; runs/NAME if not given.")] = None,
+    jobs: Annotated[int | None, typer.Option(metavar="N", help="Runs side by side; what fits if not given.")] = None,
+    methods: Annotated[str | None, typer.Option(metavar="A,B", help="Only the rows of these methods.")] = None,
+    rows: Annotated[str | None, typer.Option(metavar="A,B", help="Only these rows, or groups of rows.")] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Only say what there is to train.")] = False,
+    best_epoch: Annotated[bool, typer.Option("--best-epoch", help="Show every run's best epoch too, as such.")] = False,
+    publish: Annotated[Path | None, typer.Option(metavar="DIR", help="Copy the finished runs' results here.")] = None,
+) -> None:
+    """Train many runs and print their table, with n and ±."""
+    from codistill.cli.output import console
+    from codistill.studies.command import run_study
+
+    code = run_study(
+        name,
+        seeds=seeds,
+        overrides=changes,
+        out=out or Path("runs") / name,
+        jobs=jobs,
+        console=console(),
+        methods=methods.split(",") if methods else None,
+        rows=rows.split(",") if rows else None,
+        plan=plan,
+        best_epoch=best_epoch,
+        publish_to=publish,
+    )
+    raise typer.Exit(code)

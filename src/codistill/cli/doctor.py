@@ -1,0 +1,136 @@
+"""``codistill doctor``: is this machine ready, and what to do about what is not. Nothing here may fail by itself."""
+
+import json
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+import typer
+
+import codistill
+from codistill.cli.output import console
+
+OLDEST_PYTHON = (3, 11)
+OLDEST_TORCH = (2, 11)
+ENOUGH_SPACE = 2 * 10**9  # a run of two large networks keeps two checkpoints of a few hundred MB each
+BROKEN = 2
+
+Status = Literal["ok", "warning", "broken"]
+STYLES: dict[Status, str] = {"ok": "green", "warning": "yellow", "broken": "bold red"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """``broken`` is for what no training can do without; ``advice`` says what to do about it."""
+
+    subject: str
+    status: Status
+    text: str
+    advice: str = ""
+
+
+def report(*, as_json: bool) -> int:
+    """Print what was found; the exit code."""
+    findings = [finding for check in CHECKS for finding in attempt(check)]
+    if as_json:
+        typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        screen = console()
+        for finding in findings:
+            advice = f"; {finding.advice}" if finding.advice else ""
+            screen.print(f"{finding.status:8}", style=STYLES[finding.status], end="")
+            screen.print(f"{finding.subject}: {finding.text}{advice}")
+    return BROKEN if any(finding.status == "broken" for finding in findings) else 0
+
+
+def attempt(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
+    """A check that fails is itself a finding: drivers and half-installed packages raise nearly anything."""
+    try:
+        return list(check())
+    except Exception as error:
+        subject = check.__name__.removeprefix("check_")
+        advice = "reinstall codistill and its dependencies, as in pip install --force-reinstall codistill"
+        return [Finding(subject, "broken", f"{type(error).__name__}: {error}", advice)]
+
+
+def check_python() -> Iterator[Finding]:
+    good = sys.version_info[:2] >= OLDEST_PYTHON
+    advice = "" if good else f"use Python {'.'.join(map(str, OLDEST_PYTHON))} or newer"
+    yield Finding("python", "ok" if good else "broken", f"{platform.python_version()} on {platform.platform()}", advice)
+
+
+def check_codistill() -> Iterator[Finding]:
+    yield Finding("codistill", "ok", codistill.__version__)
+
+
+def check_torch() -> Iterator[Finding]:
+    import torch
+
+    torch.ones(2, 2) @ torch.ones(2, 2)
+    good = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= OLDEST_TORCH
+    advice = "" if good else f"install torch {'.'.join(map(str, OLDEST_TORCH))} or newer"
+    yield Finding("torch", "ok" if good else "broken", str(torch.__version__), advice)
+    threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
+    crowded = "set OMP_NUM_THREADS or runtime.threads to no more than the cores" if threads > cores else ""
+    yield Finding("threads", "warning" if crowded else "ok", f"{threads} on {cores} cores", crowded)
+
+
+def check_devices() -> Iterator[Finding]:
+    import torch
+
+    for index in range(torch.cuda.device_count()):
+        facts = torch.cuda.get_device_properties(index)
+        yield Finding("device", "ok", f"cuda:{index}, {facts.name}, {facts.total_memory / 2**30:.0f} GiB")
+    if torch.backends.mps.is_available():
+        yield Finding("device", "ok", "mps, Apple")
+    if not torch.cuda.is_available() and not torch.backends.mps.is_available():
+        advice = "small recipes such as quickstart run well on it; the paper's need a GPU and a torch built for it"
+        yield Finding("device", "warning", "only the CPU", advice)
+
+
+def check_compiler() -> Iterator[Finding]:
+    """What runtime.compile=true needs: a C++ compiler for the CPU's code, Triton for a GPU's."""
+    import torch
+
+    compilers = [name for name in (os.environ.get("CXX"), "g++", "clang++") if name and shutil.which(name)]
+    lacking = [] if compilers else ["a C++ compiler"]
+    if torch.cuda.is_available() and find_spec("triton") is None:
+        lacking.append("Triton")
+    if lacking:
+        advice = "install it, or leave runtime.compile=false, which is the default"
+        yield Finding("torch.compile", "warning", f"lacks {' and '.join(lacking)}", advice)
+    else:
+        yield Finding("torch.compile", "ok", f"compiles with {compilers[0]}")
+
+
+def check_space() -> Iterator[Finding]:
+    free = shutil.disk_usage(Path.cwd()).free
+    advice = "" if free >= ENOUGH_SPACE else "free some, or let --out name a folder on another disk"
+    yield Finding("space", "warning" if advice else "ok", f"{free / 1e9:,.1f} GB free in this folder", advice)
+
+
+def check_data() -> Iterator[Finding]:
+    from codistill.data import embedded
+    from codistill.data.cifar import CIFARS
+    from codistill.data.fetch import data_folder
+
+    yield Finding("data: fashion", "ok", f"{len(embedded.read().train):,} training images inside the package")
+    folder = data_folder()
+    for name, cifar in CIFARS.items():
+        there = [
+            part for layout in cifar.layouts for part in (layout.folder, layout.archive) if (folder / part).exists()
+        ]
+        if there:
+            yield Finding(f"data: {name}", "ok", f"{folder / there[0]}")
+        else:
+            advice = f"type `codistill data {name} --download`, or set CODISTILL_DATA to the folder that holds it"
+            yield Finding(f"data: {name}", "warning", f"not in {folder}", advice)
+
+
+CHECKS = (check_python, check_codistill, check_torch, check_devices, check_compiler, check_space, check_data)

@@ -1,0 +1,37 @@
+"""How a training hears that it shall stop."""
+
+import signal
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+# Ctrl-C; `kill` and most schedulers; what Slurm is usually told to send before the time is up.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+class StopRequest:
+    """``with StopRequest() as stop:`` the first signal makes ``stop()`` true, and the second ends the command at once.
+
+    The handler only sets a flag: it may interrupt anything, printing and saving included.
+    """
+
+    def __init__(self) -> None:
+        self._heard = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __call__(self) -> bool:
+        return self._heard
+
+    def __enter__(self) -> Self:
+        self._before = {number: signal.signal(number, self._hear) for number in SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        self._heard = True
+        for each in SIGNALS:
+            signal.signal(each, signal.default_int_handler)

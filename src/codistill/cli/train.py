@@ -1,0 +1,99 @@
+"""``codistill train``: drives the engine's generator and says how it goes."""
+
+import logging
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from codistill import recipes
+from codistill.cli.displays import Display, Lines, LiveTable
+from codistill.cli.output import console, duration
+from codistill.cli.results import last_epoch, read_result, table
+from codistill.cli.signals import StopRequest
+from codistill.recipes.schema import Recipe
+
+DONE, STOPPED = 0, 75  # 75 is EX_TEMPFAIL: try again later
+
+
+def train(source: str, changes: Sequence[str], out: Path | None, *, quiet: bool) -> int:
+    """Train to the end or until a signal; the exit code."""
+    recipe = recipes.resolve(source, changes)
+    folder = out or default_folder(recipe)
+
+    drive(recipe, folder, console(quiet=quiet))
+    if not (folder / "result.json").exists():
+        options = ["--out", str(folder), *(["--quiet"] if quiet else [])]
+        command = shlex.join(["codistill", "train", source, *changes, *options])
+        console().print(f"Stopped; everything is saved. The same command continues:\n  {command}")
+        return STOPPED
+    conclude(folder, recipe)
+    return DONE
+
+
+def drive(recipe: Recipe, folder: Path, screen: Console) -> None:
+    """Train and show how it goes, until the end or a signal."""
+    import torch
+
+    from codistill.engine import trainer
+
+    with StopRequest() as stop, log_to(screen), display(recipe, folder, screen, stop) as shown:
+        try:
+            for progress in trainer.train(recipe, folder, stop=stop, heartbeat=shown.heartbeat):
+                shown.show(progress)
+        except torch.OutOfMemoryError as error:
+            advice = f"try batch_size={max(1, recipe.batch_size // 2)} or runtime.precision=bf16, and another --out"
+            raise ValueError(f"the device has too little memory for this recipe; {advice}") from error
+
+
+def default_folder(recipe: Recipe) -> Path:
+    """A recipe file may bear any name, so what could leave ``runs`` or puzzle a shell is replaced."""
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", recipe.name).strip(".-") or "custom"
+    return Path("runs") / f"{name}-{recipe.method}-seed{recipe.seed}"
+
+
+def display(recipe: Recipe, folder: Path, screen: Console, stop: StopRequest) -> Display:
+    if screen.is_terminal and not screen.quiet:
+        return LiveTable(recipe, folder / "journal.jsonl", screen, stop)
+    return Lines(recipe, screen)
+
+
+class ConsoleHandler(logging.Handler):
+    """What the engine logs, as lines among what is displayed; warnings also where little is displayed."""
+
+    def __init__(self, screen: Console) -> None:
+        super().__init__()
+        self.screen = screen
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno >= logging.WARNING:
+            typer.echo(f"warning: {record.getMessage()}", err=True)
+        else:
+            self.screen.print(record.getMessage())
+
+
+@contextmanager
+def log_to(screen: Console) -> Iterator[None]:
+    log = logging.getLogger("codistill")
+    handler, level = ConsoleHandler(screen), log.level
+    log.setLevel(logging.INFO)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+
+
+def conclude(folder: Path, recipe: Recipe) -> None:
+    """How it ended: the last epoch of every network, and where the files are."""
+    result = read_result(folder)
+    screen = console()
+    screen.print(table(recipe.networks, last_epoch(result)))
+    epochs, elapsed = recipe.length.epochs, duration(result["elapsed_s"])
+    screen.print(f"{recipe.name}, {recipe.method}, seed {recipe.seed}: the last of {epochs} epochs, after {elapsed}")
+    screen.print(f"result   {folder / 'result.json'}\nweights  {folder / 'weights'}/NETWORK.safetensors, free of heads")

@@ -1,0 +1,291 @@
+"""The studies that ship: functions by name. Rows derive from the recipe catalogue, so tables share runs by recipe."""
+
+from collections.abc import Callable
+
+from codistill import recipes
+from codistill.studies import paper
+from codistill.studies.rows import LABELS, THREE, THREE_CONTRASTS, group, method_rows, noise_rows, pair_rows, title
+from codistill.studies.study import Row, Study
+from codistill.wording import unknown
+
+# DCM's forward pass over plain training's, WRN-28-4 with both heads: 4.728 / 1.691 GFLOP an image.
+DCM_COST = 2.8
+DCM_COST_TITLE = "2.8× as long"
+
+
+def demo() -> Study:
+    return Study(
+        name="demo",
+        title="Two small networks on the embedded data, half of the training labels wrong",
+        rows=method_rows(recipes.get("quickstart"), THREE),
+        contrasts=THREE_CONTRASTS,
+        seeds=4,
+    )
+
+
+def table1() -> Study:
+    return Study(
+        name="table1",
+        title="Table 1: pairs of networks on CIFAR-100",
+        rows=pair_rows(paper.TABLE_1),
+        contrasts=THREE_CONTRASTS,
+    )
+
+
+def table2() -> Study:
+    return Study(
+        name="table2",
+        title="Table 2: pairs of networks on ImageNet",
+        rows=pair_rows(paper.TABLE_2, runs=None),
+        contrasts=THREE_CONTRASTS,
+        metrics=("top1_error", "top5_error"),
+        seeds=1,
+        notes=("The paper does not say of how many runs its Table 2 is.",),
+    )
+
+
+def table3() -> Study:
+    # C1+C2C3 is the default, written as such so that its runs are Table 1's.
+    default = recipes.get("cifar100/wrn-28-10-twins")
+    labels = {
+        "table3/independent": "independent",
+        "table3/c4": "C1+C4",
+        "table3/c3": "C1+C3",
+        "table3/c2": "C1+C2",
+        "table3/c2c3": "C1+C2C3",
+        "table3/c2c3c4": "C1+C2C3C4",
+    }
+    rows = tuple(
+        Row(
+            "WRN-28-10 & same",
+            label,
+            default if name == "table3/c2c3" else recipes.get(name),
+            paper.numbers(paper.TABLE_3[name]),
+        )
+        for name, label in labels.items()
+    )
+    return Study(
+        name="table3",
+        title="Table 3: where the auxiliary classifiers hang, DCM on CIFAR-100",
+        rows=rows,
+        contrasts=(
+            *((row.label, "independent") for row in rows[1:]),
+            *(("C1+C2C3", label) for label in ("C1+C4", "C1+C3", "C1+C2")),
+            ("C1+C2C3C4", "C1+C2C3"),
+        ),
+    )
+
+
+def table4() -> Study:
+    kinds = {"apfc": "APFC", "narrow": "narrow", "paper": "default"}
+    rows = tuple(
+        Row(group(recipe := recipes.get(name)), kinds[recipe.heads.kind], recipe, paper.numbers(cell))
+        for name, cell in paper.TABLE_4.items()
+    )
+    return Study(
+        name="table4",
+        title="Table 4: the kind of auxiliary classifiers, DCM on CIFAR-100",
+        rows=rows,
+        contrasts=(("narrow", "APFC"), ("default", "APFC"), ("default", "narrow")),
+    )
+
+
+def table5() -> Study:
+    rows = tuple(
+        Row(group(recipe := recipes.get(name)), LABELS[recipe.method], recipe, paper.numbers(cell))
+        for name, cell in paper.TABLE_5.items()
+    )
+    return Study(
+        name="table5",
+        title="Table 5: which transfers matter, on CIFAR-100",
+        rows=rows,
+        contrasts=_EDGE_CONTRASTS,
+    )
+
+
+_EDGE_CONTRASTS = (
+    *((LABELS[method], "independent") for method in ("dml", "dml_ds", "dcm_1", "dcm_2", "dcm")),
+    ("DML + DS", "DML"),
+    ("DCM-1", "DML + DS"),
+    ("DCM-2", "DML + DS"),
+    ("DCM-2", "DCM-1"),
+    ("DCM", "DCM-1"),
+    ("DCM", "DCM-2"),
+    ("DCM", "DML"),
+)
+
+
+def table6() -> Study:
+    twins = {
+        "table6/resnet-164": "cifar100/resnet-164-twins",
+        "table6/densenet-40-12": "cifar100/densenet-40-12-twins",
+        "table6/wrn-28-10": "cifar100/wrn-28-10-twins",
+        "table6/wrn-28-10-dropout": "cifar100/wrn-28-10-dropout-twins",
+    }
+
+    def rows(alone: str) -> tuple[Row, ...]:
+        pair = recipes.get(twins[alone])
+        of = {
+            "independent": pair.replace(method="independent"),
+            "ds": recipes.get(alone),
+            "dcm": pair.replace(method="dcm"),
+        }
+        cells = paper.TABLE_6[alone]
+        label = title(pair.networks["a"])
+        return tuple(Row(label, LABELS[key], recipe, paper.numbers(cells[key])) for key, recipe in of.items())
+
+    return Study(
+        name="table6",
+        title="Table 6: deep supervision alone, on CIFAR-100",
+        rows=tuple(row for alone in twins for row in rows(alone)),
+        contrasts=(("DS", "independent"), ("DCM", "independent"), ("DCM", "DS")),
+    )
+
+
+def table7() -> Study:
+    return Study(
+        name="table7",
+        title="Table 7: wrong training labels, DenseNet-40-12 twins on CIFAR-10, clean test set",
+        rows=tuple(row for name, cells in paper.TABLE_7.items() for row in noise_rows(recipes.get(name), cells)),
+        contrasts=THREE_CONTRASTS,
+    )
+
+
+def kd() -> Study:
+    pair = recipes.get("cifar100/wrn-28-10-resnet-110")
+    alone, *mutual = method_rows(pair, THREE, {**paper.TABLE_1[pair.name], **paper.KD})
+    # The teacher is the WRN-28-10 that was trained alone with the same seed; its run says where its weights lie.
+    student = pair.replace(method="kd", start={"a": "the weights of a finished run"})
+    taught = Row(alone.group, LABELS["kd"], student, paper.numbers(paper.KD["kd"]), teachers={"a": (alone, "a")})
+    return Study(
+        name="kd",
+        title="KD: a trained, frozen WRN-28-10 (a) teaches ResNet-110 (b), on CIFAR-100",
+        rows=(alone, taught, *mutual),
+        contrasts=(("KD", "independent"), ("DML", "KD"), ("DCM", "KD")),
+        notes=("In the row KD, network a is the teacher: trained alone, then frozen.",),
+    )
+
+
+def efficiency() -> Study:
+    pair = recipes.get("cifar100/wrn-28-4-twins")
+    alone, dml, dcm, complete = method_rows(pair, (*THREE, "complete"))
+    kinds = {"narrow": "DCM, narrow heads", "apfc": "DCM, APFC heads"}
+    return Study(
+        name="efficiency",
+        title="Error against training cost, WRN-28-4 twins on CIFAR-100",
+        rows=(
+            alone,
+            Row(alone.group, f"independent, {DCM_COST_TITLE}", alone.recipe, longer=DCM_COST),
+            dml,
+            *(Row(dcm.group, label, pair.replace(heads={"kind": kind})) for kind, label in kinds.items()),
+            dcm,
+            complete,
+        ),
+        contrasts=(
+            ("DCM", "independent"),
+            ("DCM", f"independent, {DCM_COST_TITLE}"),
+            ("DCM", "DML"),
+            ("DCM, narrow heads", f"independent, {DCM_COST_TITLE}"),
+            ("DCM, narrow heads", "DCM"),
+            ("DCM, APFC heads", "DCM"),
+            ("complete", "DCM"),
+        ),
+        seeds=3,
+        notes=(f"A network trained alone {DCM_COST_TITLE} costs what DCM with its default heads costs.",),
+        shows_cost=True,
+    )
+
+
+def curves() -> Study:
+    name = "cifar100/wrn-28-10-twins"
+    return Study(
+        name="curves",
+        title="Test error over the training, WRN-28-10 twins on CIFAR-100",
+        rows=method_rows(recipes.get(name), THREE, paper.TABLE_1[name]),
+        contrasts=THREE_CONTRASTS,
+    )
+
+
+def wrn_28_4_twins() -> Study:
+    return Study(
+        name="wrn-28-4-twins",
+        title="WRN-28-4 twins on CIFAR-100",
+        rows=method_rows(
+            recipes.get("cifar100/wrn-28-4-twins"), (*THREE, "complete"), {"independent": paper.WRN_28_4_ALONE}
+        ),
+        contrasts=(*THREE_CONTRASTS, ("complete", "DCM")),
+        seeds=3,
+        notes=(
+            "The paper has no WRN-28-4 twins; its WRN-28-4 beside a WRN-28-10 has DML 20.21(0.16), DCM 18.76(0.14).",
+        ),
+    )
+
+
+def wrn_28_4_edges() -> Study:
+    return Study(
+        name="wrn-28-4-edges",
+        title="Which transfers matter: the rows of Table 5 on WRN-28-4 twins, CIFAR-100",
+        rows=method_rows(
+            recipes.get("cifar100/wrn-28-4-twins"),
+            ("independent", "dml", "dml_ds", "dcm_1", "dcm_2", "dcm"),
+            {"independent": paper.WRN_28_4_ALONE},
+        ),
+        contrasts=_EDGE_CONTRASTS,
+        seeds=3,
+        notes=("The paper's Table 5 is of DenseNet-40-12 twins: codistill study table5.",),
+    )
+
+
+def wrn_16_4_noise() -> Study:
+    pair = recipes.get("cifar100/wrn-28-4-twins").replace(
+        name="wrn-16-4-noise", networks={"a": "wrn-16-4", "b": "wrn-16-4"}
+    )
+    noisy = [pair.replace(data={"name": "cifar10", "wrong_labels": share}) for share in (0.2, 0.5, 0.8)]
+    return Study(
+        name="wrn-16-4-noise",
+        title="Wrong training labels: the rows of Table 7 on WRN-16-4 twins, CIFAR-10, clean test set",
+        rows=tuple(row for recipe in noisy for row in noise_rows(recipe)),
+        contrasts=THREE_CONTRASTS,
+        seeds=3,
+        notes=("The paper's Table 7 is of DenseNet-40-12 twins: codistill study table7.",),
+    )
+
+
+def wrn_28_4_mobilenet() -> Study:
+    pair = recipes.get("cifar100/wrn-28-4-twins").replace(
+        name="wrn-28-4-mobilenet", networks={"a": "wrn-28-4", "b": "mobilenet"}
+    )
+    return Study(
+        name="wrn-28-4-mobilenet",
+        title="A mixed pair, WRN-28-4 & MobileNet, on CIFAR-100",
+        rows=method_rows(pair, (*THREE, "complete")),
+        contrasts=(*THREE_CONTRASTS, ("complete", "DCM")),
+        seeds=3,
+        notes=("The paper's mixed pairs have a WRN-28-10: codistill study table1.",),
+    )
+
+
+STUDIES: dict[str, Callable[[], Study]] = {
+    "demo": demo,
+    "table1": table1,
+    "table2": table2,
+    "table3": table3,
+    "table4": table4,
+    "table5": table5,
+    "table6": table6,
+    "table7": table7,
+    "kd": kd,
+    "efficiency": efficiency,
+    "curves": curves,
+    "wrn-28-4-twins": wrn_28_4_twins,
+    "wrn-28-4-edges": wrn_28_4_edges,
+    "wrn-16-4-noise": wrn_16_4_noise,
+    "wrn-28-4-mobilenet": wrn_28_4_mobilenet,
+}
+NAMES = tuple(STUDIES)
+
+
+def get(name: str) -> Study:
+    if name not in STUDIES:
+        raise unknown("study", name, NAMES)
+    return STUDIES[name]()

@@ -1,0 +1,98 @@
+"""``codistill study``: plans, trains what is missing, writes the tables, and says what did not go well."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from codistill.studies import catalogue
+from codistill.studies.output import print_report, print_table, write
+from codistill.studies.planning import plan_table, share_machine
+from codistill.studies.progress import Display
+from codistill.studies.published import publish
+from codistill.studies.report import Results, build
+from codistill.studies.results import Result, read_result
+from codistill.studies.runner import STOPPED, Command, Failure, Outcome, run_all, train_command
+from codistill.studies.runs import Plan, plan_runs
+from codistill.studies.study import Study
+
+DONE, FAILED = 0, 1
+
+
+def run_study(
+    name: str,
+    *,
+    seeds: int | None,
+    overrides: Sequence[str],
+    out: Path,
+    jobs: int | None,
+    console: Console,
+    methods: Sequence[str] | None = None,
+    rows: Sequence[str] | None = None,
+    plan: bool = False,
+    best_epoch: bool = False,
+    publish_to: Path | None = None,
+    command: Command = train_command,
+) -> int:
+    """Do all that ``codistill study NAME`` does; the exit code: 0 done, 1 a run failed, 75 stopped on the way.
+
+    ``seeds`` N stands for the seeds 1 … N, ``jobs`` for how many trainings run at once; None leaves both to the study
+    and the machine. ``plan`` only says what there is to do and how long it takes.
+    """
+    whole = catalogue.get(name)
+    study = whole.only(methods, rows)
+    whole.check_overrides(overrides)
+    chosen_seeds = seed_range(seeds, study)
+    jobs, threads = share_machine(study.rows[0].resolved(overrides), jobs)
+    planned = plan_runs(study, chosen_seeds, overrides, out, threads)
+    if plan:
+        print_table(plan_table(study, planned, jobs), console)
+        return DONE
+    finished = sum(run.finished for run in planned.runs)
+    console.print(f"{study.title}: {len(planned.runs)} runs, {finished} finished before, {jobs} at a time")
+    display = Display(planned.runs, jobs, console)
+    outcome = run_all(planned.runs, out, jobs=jobs, display=display, command=command)
+    results = _finished(planned)
+    made = build(study, results, chosen_seeds, best_epoch=best_epoch)
+    print_report(made, write(made, results, out), console)
+    if publish_to is not None:
+        for run in (run for run in planned.runs if run.finished):
+            console.print(f"Published: {publish(run.folder, publish_to)}")
+    return _conclude(outcome, planned, console)
+
+
+def seed_range(seeds: int | None, study: Study) -> range:
+    """Seeds 1 … N: others than those that settings were chosen on."""
+    count = study.seeds if seeds is None else seeds
+    if count < 1:
+        raise ValueError(f"--seeds {count}: a study needs at least one seed; two or more give a spread")
+    return range(1, count + 1)
+
+
+def _finished(planned: Plan) -> Results:
+    results: dict[str, dict[int, Result]] = {}
+    for (key, seed), run in planned.of.items():
+        if run.finished:
+            results.setdefault(key, {})[seed] = read_result(run.result_file)
+    return results
+
+
+def _conclude(outcome: Outcome, planned: Plan, console: Console) -> int:
+    for failure in outcome.failures:
+        _print_failure(failure, console)
+    unfinished = sum(not run.finished for run in planned.runs)
+    if unfinished:
+        console.print(f"\n{unfinished} of {len(planned.runs)} runs are not finished. The same command continues them.")
+    if outcome.failures:
+        return FAILED
+    return STOPPED if unfinished else DONE
+
+
+def _print_failure(failure: Failure, console: Console) -> None:
+    console.print(f"\nFailed: {failure.run.title}: {failure.reason}")
+    for line in failure.log_tail:
+        console.print(f"  | {line}")
+    if failure.recipe_file is not None:
+        typed = shlex.join(["codistill", "train", str(failure.recipe_file), "--out", str(failure.run.folder)])
+        console.print(f"  The whole log: {failure.log_file}\n  To try it by itself: {typed}")

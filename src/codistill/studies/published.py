@@ -1,0 +1,113 @@
+"""Results that we publish: one JSON file per run, and the tables that follow from them."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path, PurePath
+from typing import Any
+
+from codistill.engine.files import read_json, to_json, write_atomically
+from codistill.recipes import difference
+from codistill.studies import catalogue
+from codistill.studies.output import write
+from codistill.studies.report import Results, build, deviations, is_below
+from codistill.studies.results import MAX_BYTES, Result, read_result
+from codistill.studies.runs import run_name
+from codistill.studies.study import Row, Study, key_of
+
+MAX_PUBLISHED_BYTES = 300_000
+# Published runs may differ in these from a study's row and still be of it; each such difference is printed.
+MAY_DIFFER = (
+    "name",
+    "seed",
+    "start",
+    "runtime",
+    "checkpoints",
+    "evaluation",
+    "length.epochs",
+    "data.folder",
+    "data.train_limit",
+    "data.test_limit",
+)
+Setting = tuple[float, tuple[str, ...]]
+"""A run's share of its row's length, and what else differs: the runs of one table have it in common."""
+
+
+def publish(run_folder: Path, results: Path) -> Path:
+    """Copy a finished run's result to ``results/NAME.json``, without what says where its owner keeps files.
+
+    A run that is published already stays as it is; another result of the same recipe is refused.
+    """
+    source = run_folder / "result.json"
+    if not source.exists():
+        raise ValueError(f"{run_folder} has no result.json, so it is not finished; continue it, then publish it")
+    name = run_name(read_result(source).recipe)
+    content = _without_places(read_json(source, MAX_BYTES))
+    written = _text(content)
+    if len(written) > MAX_PUBLISHED_BYTES:
+        written = _text(_slimmed(content))
+    target = results / f"{name}.json"
+    if target.exists() and target.read_bytes() != written:
+        raise ValueError(f"{target} is published from another run of this recipe; remove that file to replace it")
+    results.mkdir(parents=True, exist_ok=True)
+    write_atomically(target, written)
+    return target
+
+
+def _text(content: dict[str, Any]) -> bytes:
+    return f"{to_json(content, indent=1)}\n".encode()
+
+
+def _without_places(content: dict[str, Any]) -> dict[str, Any]:
+    """Which folder of whose disk the data and a teacher's weights were in is nobody's business."""
+    recipe = content["recipe"]
+    start = {name: "/".join(PurePath(file).parts[-3:]) for name, file in recipe["start"].items()}
+    return {**content, "recipe": {**recipe, "start": start, "data": {**recipe["data"], "folder": None}}}
+
+
+def _slimmed(content: dict[str, Any]) -> dict[str, Any]:
+    """Terms and auxiliary classifiers of the last epoch alone; of the others, the networks' own test errors."""
+
+    def slim(record: dict[str, Any]) -> dict[str, Any]:
+        test = {
+            name: {metric: round(metrics[metric], 4) for metric in ("top1_error", "top5_error")}
+            for name, metrics in record["test"].items()
+            if name.endswith("/final")
+        }
+        return {"epoch": record["epoch"], "test": test}
+
+    *others, last = content["epochs"]
+    return {**content, "epochs": [*map(slim, others), last], "slimmed": True}
+
+
+def tables_from(results_folder: Path) -> list[Path]:
+    """Write the tables of every study that published runs belong to, into ``tables`` beside them; the files written."""
+    published = [read_result(path) for path in sorted(results_folder.glob("*.json"))]
+    written = []
+    for name in catalogue.NAMES:
+        study = catalogue.get(name)
+        if found := _most_complete(study, published):
+            rows = tuple(row for row in study.rows if row.group in {r.group for r in study.rows if found.get(r.key)})
+            seeds = sorted({seed for by_seed in found.values() for seed in by_seed})
+            made = build(replace(study, rows=rows), found, seeds)
+            written += write(made, found, results_folder / "tables")
+    return written
+
+
+def _most_complete(study: Study, published: Iterable[Result]) -> Results | None:
+    """The runs of one setting that fill the most rows of the study, at least two; settings are never mixed."""
+    by_setting: dict[Setting, dict[str, dict[int, Result]]] = {}
+    for result in published:
+        for row in study.rows:
+            if (setting := _setting(row, result)) is not None:
+                by_setting.setdefault(setting, {}).setdefault(row.key, {})[result.recipe.seed] = result
+    best = max(by_setting.values(), key=lambda found: (len(found), sum(map(len, found.values()))), default={})
+    return best if len(best) >= 2 else None
+
+
+def _setting(row: Row, result: Result) -> Setting | None:
+    """None when the run is not of this row."""
+    recipe = row.resolved()
+    if any(not is_below(key_of(line), MAY_DIFFER) for line in difference(recipe, result.recipe)):
+        return None
+    others = tuple(line for line in deviations(row, result) if key_of(line) != "length.epochs")
+    return result.recipe.length.epochs / recipe.length.epochs, others

@@ -1,0 +1,256 @@
+"""From a study's finished runs to its tables: ours beside the paper's, and under them whatever deviates."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from codistill.recipes import difference
+from codistill.studies.costs import training_flops
+from codistill.studies.results import Result
+from codistill.studies.runs import run_name
+from codistill.studies.statistics import Difference, paired_difference, summarise
+from codistill.studies.study import Row, Study, key_of
+from codistill.studies.tables import Cell, Table
+
+# Below this share of the paper's length the methods cannot be told apart: they are regularisers.
+CONCLUSIVE_SCALE = 0.5
+METRICS = {"top1_error": "top-1", "top5_error": "top-5"}
+# How and where a run was computed, and what a study itself sets; everything else that differs is a deviation.
+NO_DEVIATION = ("name", "seed", "start", "checkpoints", "data.folder", "runtime.threads", "runtime.device")
+
+# Deviations beyond which the paper's number says nothing about ours.
+INCOMPARABLE = ("networks", "method", "heads", "data.name", "data.wrong_labels")
+
+Results = Mapping[str, Mapping[int, Result]]
+"""By row key and seed."""
+Column = tuple[str, Callable[[Row], Cell]]
+
+
+@dataclass(frozen=True)
+class Report:
+    """A study's tables and what must be said under them."""
+
+    study: Study
+    errors: Table
+    differences: Table
+    runs: tuple[dict[str, Any], ...]
+
+    def to_markdown(self) -> str:
+        return f"{self.errors.to_markdown()}\n{self.differences.to_markdown()}"
+
+    def to_latex(self) -> str:
+        return f"{self.errors.to_latex()}\n{self.differences.to_latex()}"
+
+    def to_csv(self) -> str:
+        return self.errors.to_csv()
+
+    def to_json(self) -> dict[str, Any]:
+        tables = {"errors": self.errors.to_json(), "differences": self.differences.to_json()}
+        return {"study": self.study.name, **tables, "runs": list(self.runs)}
+
+
+def build(study: Study, results: Results, seeds: Sequence[int], *, best_epoch: bool = False) -> Report:
+    """The tables of a study from what is there; a run that should be there and is not is named."""
+    found = {row.key: results.get(row.key, {}) for row in study.rows}
+    return Report(
+        study,
+        _errors(study, found, seeds, best_epoch),
+        _differences(study, found),
+        tuple(_runs(study, found)),
+    )
+
+
+def deviations(row: Row, result: Result) -> list[str]:
+    """What the run's recipe has otherwise than the study's, one ``key: ours → theirs`` each."""
+    lines = difference(row.resolved(), result.recipe)
+    return [line for line in lines if not is_below(key_of(line), NO_DEVIATION)]
+
+
+def is_below(key: str, parents: Sequence[str]) -> bool:
+    """Whether a key is one of ``parents`` or inside one: ``runtime.threads`` is inside ``runtime``."""
+    return any(key == parent or key.startswith(f"{parent}.") for parent in parents)
+
+
+def _errors(study: Study, found: Results, seeds: Sequence[int], best_epoch: bool) -> Table:
+    columns = list(_columns(study, found, best_epoch))
+    rows = tuple(tuple(cell(row) for _, cell in columns) for row in study.rows)
+    return Table(study.title, tuple(name for name, _ in columns), rows, tuple(_notes(study, found, seeds, best_epoch)))
+
+
+def _columns(study: Study, found: Results, best_epoch: bool) -> Iterator[Column]:
+    if len(study.groups) > 1:
+        yield "networks", lambda row: row.group
+    yield "row", lambda row: row.label
+    yield "n", lambda row: len(found[row.key])
+    for network in dict.fromkeys(name for row in study.rows for name in row.recipe.networks):
+        for metric in study.metrics:
+            name = network if len(study.metrics) == 1 else f"{network} {METRICS[metric]}"
+            yield name, partial(_ours, found, network, metric)
+            if any((network, metric) in row.paper for row in study.rows):
+                yield f"{name}, paper", partial(_paper, found, network, metric)
+        if best_epoch:
+            yield f"{network}, best epoch", partial(_ours, found, network, "best_epoch")
+    if study.shows_cost:
+        yield "hours a run", lambda row: _mean([run.elapsed_s / 3600 for run in found[row.key].values()])
+        yield (
+            "PFLOP a run",
+            lambda row: _mean([(training_flops(run.recipe) or 0) / 1e15 for run in found[row.key].values()]),
+        )
+
+
+def _ours(found: Results, network: str, metric: str, row: Row) -> Cell:
+    if network not in row.recipe.networks:
+        return None
+    runs = found[row.key].values()
+    return summarise(run.errors[network][metric] for run in runs) if runs else "missing"
+
+
+def _paper(found: Results, network: str, metric: str, row: Row) -> Cell:
+    """Nothing where an override made our runs of something else than the paper's."""
+    changed = [key_of(line) for run in found[row.key].values() for line in deviations(row, run)]
+    return None if any(is_below(key, INCOMPARABLE) for key in changed) else row.paper.get((network, metric))
+
+
+def _mean(values: list[float]) -> float | None:
+    return summarise(values).mean if values else None
+
+
+def _group_column(study: Study) -> list[str]:
+    return ["networks"] if len(study.groups) > 1 else []
+
+
+def _differences(study: Study, found: Results) -> Table:
+    """Paired by seed: the mean of the networks that both rows have, then each of them."""
+    scale = _least_scale(study, found)
+    rows: list[tuple[Cell, ...]] = []
+    for group in study.groups:
+        by_label = {row.label: row for row in study.rows if row.group == group}
+        for ours, theirs in study.contrasts:
+            if ours in by_label and theirs in by_label:
+                title = [group, f"{ours} − {theirs}"] if len(study.groups) > 1 else [f"{ours} − {theirs}"]
+                rows += [(*title, *cells) for cells in _contrast(by_label[ours], by_label[theirs], found, scale)]
+    columns = (*_group_column(study), "difference", "of", "n", "points", "95 % interval", "ahead in", "verdict")
+    notes = (
+        "Differences of top-1 error in percentage points, paired by seed; below 0 the first is better. Intervals are "
+        "Student's t, each by itself. A verdict needs an interval that does not contain 0.",
+    )
+    return Table(f"{study.title}: differences", columns, tuple(rows), notes)
+
+
+def _contrast(ours: Row, theirs: Row, found: Results, scale: float | None) -> Iterator[tuple[Cell, ...]]:
+    frozen = {*ours.recipe.graph.frozen, *theirs.recipe.graph.frozen}
+    shared = [name for name in ours.recipe.networks if name in theirs.recipe.networks and name not in frozen]
+    parts = [shared, *([name] for name in shared)] if len(shared) > 1 else [shared]
+    for part in parts:
+        first, second = ({seed: run.mean_error(part) for seed, run in found[row.key].items()} for row in (ours, theirs))
+        what = "mean of " + ", ".join(part) if len(part) > 1 else part[0]
+        difference = paired_difference(first, second)
+        if difference is None:
+            yield (what, 0, None, None, None, "missing")
+        else:
+            ahead = f"{difference.ahead} of {difference.n}"
+            yield (what, difference.n, difference.mean, _interval(difference), ahead, _verdict(difference, scale))
+
+
+def _interval(difference: Difference) -> str | None:
+    return None if difference.low is None else f"{difference.low:.2f} … {difference.high:.2f}"
+
+
+def _verdict(difference: Difference, scale: float | None) -> str:
+    if scale is not None and scale < CONCLUSIVE_SCALE:
+        return "inconclusive"
+    if difference.low is None:
+        return "one pair: none"
+    if not difference.decided:
+        return "not decided"
+    return "lower error" if difference.mean < 0 else "higher error"
+
+
+def _least_scale(study: Study, found: Results) -> float | None:
+    """The smallest share of its full length that a run had; None where there is no paper's length to compare with."""
+    scales = [run.scale / row.longer for row in study.rows for run in found[row.key].values() if run.scale is not None]
+    return min(scales, default=None)
+
+
+def _notes(study: Study, found: Results, seeds: Sequence[int], best_epoch: bool) -> Iterator[str]:
+    has_paper = any(row.paper for row in study.rows)
+    runs = " The paper's: of 5 runs." if any(s.n for row in study.rows for s in row.paper.values()) else ""
+    yield f"Test error in % at the last epoch, mean(std) over n seeds; std is the sample one, none for n = 1.{runs}"
+    if best_epoch:
+        yield "The best epoch is chosen by the test error, so it flatters; never compare it with a last epoch."
+    scale = _least_scale(study, found)
+    if scale is not None and scale < CONCLUSIVE_SCALE:
+        yield (
+            f"Inconclusive: the shortest run has {scale:.2f} of the full length. Below {CONCLUSIVE_SCALE} this table "
+            "claims no order of its rows."
+        )
+    elif scale is not None and scale != 1:
+        yield f"Scale {scale:.2f}: the shortest run's share of the full length."
+    yield f"Seeds: {_listed(seeds)}." + (" The paper has 5 runs." if has_paper and runs and len(seeds) != 5 else "")
+    yield from _missing(study, found, seeds)
+    yield from _deviation_notes(study, found)
+    yield from _machines(found)
+    yield from study.notes
+
+
+def _missing(study: Study, found: Results, seeds: Sequence[int]) -> Iterator[str]:
+    lacking = [(row, [seed for seed in seeds if seed not in found[row.key]]) for row in study.rows]
+    missing = [f"{_of(row, study)} (seed {_listed(gone)})" for row, gone in lacking if gone]
+    if missing:
+        yield f"Missing runs: {'; '.join(missing)}. `codistill study {study.name} --seeds {max(seeds)}` makes them."
+
+
+def _deviation_notes(study: Study, found: Results) -> Iterator[str]:
+    rows_by_line: dict[str, list[Row]] = {}
+    for row in study.rows:
+        for line in dict.fromkeys(line for run in found[row.key].values() for line in deviations(row, run)):
+            rows_by_line.setdefault(line, []).append(row)
+    with_runs = [row for row in study.rows if found[row.key]]
+    for line, rows in rows_by_line.items():
+        where = "" if len(rows) == len(with_runs) else f" (in {'; '.join(_of(row, study) for row in rows)})"
+        yield f"Deviation: {line}{where}"
+
+
+def _machines(found: Results) -> Iterator[str]:
+    runs = [run for by_seed in found.values() for run in by_seed.values()]
+    commits = sorted({_commit(run) for run in runs})
+    devices = sorted({_device(run) for run in runs})
+    if runs:
+        torch = sorted({f"torch {run.environment.get('torch')}" for run in runs})
+        yield f"Ran on {', '.join(devices)}; {', '.join(torch)}; commit {', '.join(commits)}."
+    if len(commits) > 1:
+        yield f"Warning: these runs are of {len(commits)} different commits."
+
+
+def _commit(run: Result) -> str:
+    commit = run.environment.get("commit")
+    return f"{commit[:10]}{' with changes' if run.environment.get('dirty') else ''}" if commit else "unknown"
+
+
+def _device(run: Result) -> str:
+    accelerators = run.environment.get("accelerators") or []
+    on_cpu = run.recipe.runtime.device == "cpu" or not accelerators
+    return str(run.environment.get("cpu") or "an unknown CPU") if on_cpu else str(accelerators[0])
+
+
+def _of(row: Row, study: Study) -> str:
+    return f"{row.group}, {row.label}" if len(study.groups) > 1 else row.label
+
+
+def _listed(seeds: Sequence[int]) -> str:
+    return ", ".join(map(str, seeds))
+
+
+def _runs(study: Study, found: Results) -> Iterator[dict[str, Any]]:
+    for row in study.rows:
+        for seed, run in found[row.key].items():
+            yield {
+                "row": row.key,
+                "seed": seed,
+                "run": run_name(run.recipe),
+                "networks": {name: dict(metrics) for name, metrics in run.errors.items()},
+                "scale": run.scale,
+                "commit": run.environment.get("commit"),
+                "elapsed_s": run.elapsed_s,
+            }

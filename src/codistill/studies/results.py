@@ -1,0 +1,58 @@
+"""Finished runs as a study reads them."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from codistill.engine.files import read_json
+from codistill.recipes import Recipe
+
+MAX_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finished run says: errors in percent, by network."""
+
+    recipe: Recipe
+    errors: Mapping[str, Mapping[str, float]]
+    """By network: the last epoch's ``top1_error`` and ``top5_error``, and ``best_epoch``, the smallest top-1 of all."""
+    curve: Mapping[int, Mapping[str, float]]
+    """Top-1 test error by epoch and network."""
+    environment: Mapping[str, Any]
+    elapsed_s: float
+
+    @property
+    def scale(self) -> float | None:
+        return self.recipe.length.scale
+
+    def mean_error(self, networks: Iterable[str]) -> float:
+        errors = [self.errors[name]["top1_error"] for name in networks]
+        return sum(errors) / len(errors)
+
+
+def read_result(path: Path) -> Result:
+    """Read a result.json, or say which file is not one and what to do about it."""
+    content = read_json(path, MAX_BYTES)
+    try:
+        networks, epochs = content["networks"], content["epochs"]
+        return Result(
+            recipe=Recipe.check(content["recipe"], str(path)),
+            errors={
+                name: {
+                    "top1_error": network["last"]["top1_error"],
+                    "top5_error": network["last"]["top5_error"],
+                    "best_epoch": network["best_epoch"]["top1_error"],
+                }
+                for name, network in networks.items()
+            },
+            curve={
+                record["epoch"]: {name: record["test"][f"{name}/final"]["top1_error"] for name in networks}
+                for record in epochs
+            },
+            environment=content["environment"],
+            elapsed_s=content["elapsed_s"],
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is not a run's result ({error!r}); move its folder away to train it again") from None

@@ -1,0 +1,169 @@
+"""Runs a study's trainings in child processes: several at once, each a `codistill train` that can be continued."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from codistill.engine.files import write_atomically
+from codistill.recipes import files
+from codistill.studies.progress import Display
+from codistill.studies.runs import Run
+
+STOPPED = 75  # what `codistill train` ends with when it was interrupted and has saved
+POLL_S = 0.2
+TAIL_LINES = 8
+
+Command = Callable[[Path, Path], Sequence[str]]
+"""From the recipe's file and the run's folder to what is executed."""
+
+
+def train_command(recipe_file: Path, folder: Path) -> Sequence[str]:
+    return [sys.executable, "-m", "codistill", "train", str(recipe_file), "--out", str(folder), "--quiet"]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that ended without a result, and the last lines it said."""
+
+    run: Run
+    reason: str
+    recipe_file: Path | None = None
+    log_file: Path | None = None
+
+    @property
+    def log_tail(self) -> list[str]:
+        if self.log_file is None:
+            return []
+        return self.log_file.read_text(errors="replace").rstrip().splitlines()[-TAIL_LINES:]
+
+
+@dataclass
+class Outcome:
+    failures: list[Failure] = field(default_factory=list)
+    stopped: list[Run] = field(default_factory=list)
+    interrupted: bool = False
+    """Whether somebody asked the whole study to stop."""
+
+
+@dataclass(frozen=True)
+class _Child:
+    run: Run
+    process: subprocess.Popen[bytes]
+    recipe_file: Path
+    log_file: Path
+
+
+def run_all(
+    runs: Sequence[Run], out: Path, *, jobs: int, display: Display, command: Command = train_command
+) -> Outcome:
+    """Bring every run to its end, ``jobs`` at a time; what is finished is left alone, what was begun is continued.
+
+    A failed run does not stop the others. Ctrl-C (or SIGTERM) asks the children to save and stop.
+    """
+    waiting = [run for run in runs if not run.finished]
+    children: list[_Child] = []
+    outcome = Outcome()
+    with _Signals() as heard, display:
+        while children or (waiting and not outcome.interrupted):
+            if heard.count > outcome.interrupted:
+                _stop(children, display, at_once=outcome.interrupted)
+                outcome.interrupted = True
+            _drop_blocked(waiting, outcome)
+            while not outcome.interrupted and len(children) < jobs and (run := _next_ready(waiting)):
+                children.append(_start(run, out, command))
+                waiting.remove(run)
+                display.started(run)
+            for child in [child for child in children if child.process.poll() is not None]:
+                children.remove(child)
+                _conclude(child, outcome, display)
+            display.update([child.run for child in children])
+            time.sleep(POLL_S)
+    return outcome
+
+
+def _next_ready(waiting: Sequence[Run]) -> Run | None:
+    return next((run for run in waiting if all(needed.finished for needed in run.needs)), None)
+
+
+def _drop_blocked(waiting: list[Run], outcome: Outcome) -> None:
+    """A run whose teacher failed or stopped cannot begin."""
+    lost = {*(failure.run.folder for failure in outcome.failures), *(run.folder for run in outcome.stopped)}
+    for run in [run for run in waiting if any(needed.folder in lost for needed in run.needs)]:
+        waiting.remove(run)
+        outcome.failures.append(Failure(run, f"not begun: it starts from the weights of {run.needs[0].title}"))
+
+
+def _start(run: Run, out: Path, command: Command) -> _Child:
+    """A begun run is continued by its own recipe file, so that it goes on as it began, threads included."""
+    recipe_file = run.folder / "recipe.yaml"
+    if not run.begun:
+        recipe_file = out / "recipes" / f"{run.name}.yaml"
+        recipe_file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(recipe_file, files.dumps(run.recipe))
+    log_file = out / "logs" / f"{run.name}.log"
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    with log_file.open("wb") as log:
+        # In a process group of its own: a terminal's Ctrl-C reaches us alone, and we ask each child once.
+        process = subprocess.Popen(
+            command(recipe_file, run.folder),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+        )
+    return _Child(run, process, recipe_file, log_file)
+
+
+def _conclude(child: _Child, outcome: Outcome, display: Display) -> None:
+    code = child.process.returncode
+    if child.run.finished:
+        display.ended(child.run, "finished")
+    elif code == STOPPED or outcome.interrupted:
+        outcome.stopped.append(child.run)
+        display.ended(child.run, "stopped")
+    else:
+        reason = f"ended with exit code {code} and no result" if code >= 0 else f"killed by signal {-code}"
+        outcome.failures.append(Failure(child.run, reason, child.recipe_file, child.log_file))
+        display.ended(child.run, reason)
+
+
+def _stop(children: Sequence[_Child], display: Display, *, at_once: bool) -> None:
+    """Ask every child to save; the second time, end them: what they saved before stays."""
+    if not at_once:
+        display.say("Stopping: the running trainings save first. Once more ends them at once.")
+    for child in children:
+        if at_once:
+            child.process.kill()
+        else:
+            child.process.send_signal(signal.SIGINT)
+
+
+class _Signals:
+    """Counts Ctrl-C, SIGTERM and a closed terminal, so that none of them can cut a start or an ending in two."""
+
+    NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._before: dict[signal.Signals, Any] = {}
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():  # nowhere else may handlers be set
+            self._before = {number: signal.signal(number, self._hear) for number in self.NUMBERS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,113 @@
+"""Which runs a study needs. Each has a folder named by what is trained, so that tables share runs by recipe."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+
+from codistill.recipes import Recipe, difference, files
+from codistill.studies.study import Row, Study, slug
+
+
+@dataclass(frozen=True)
+class Run:
+    """One recipe with its seed; ``needs`` are the runs whose weights it starts from."""
+
+    title: str
+    recipe: Recipe
+    folder: Path
+    needs: tuple["Run", ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def result_file(self) -> Path:
+        return self.folder / "result.json"
+
+    @property
+    def finished(self) -> bool:
+        return self.result_file.exists()
+
+    @property
+    def begun(self) -> bool:
+        return (self.folder / "recipe.yaml").exists()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``of`` is by row key and seed; two rows of one recipe have the same run. ``runs`` are all, teachers first."""
+
+    of: Mapping[tuple[str, int], Run]
+    runs: tuple[Run, ...]
+
+
+def plan_runs(study: Study, seeds: Sequence[int], overrides: Sequence[str], out: Path, threads: int | None) -> Plan:
+    """All runs of a study. ``threads`` is how many CPU threads each may use, unless an override says otherwise.
+
+    Seed by seed and not row by row: whenever it stops, the methods can be compared on the seeds that are done.
+    """
+    of = {(row.key, seed): _run(row, seed, overrides, out, threads) for seed in seeds for row in study.rows}
+    by_folder: dict[Path, Run] = {}
+    for run in of.values():
+        for one in (*run.needs, run):
+            by_folder.setdefault(one.folder, one)
+    for run in by_folder.values():
+        _check(run)
+    return Plan(of, tuple(by_folder.values()))
+
+
+def _run(row: Row, seed: int, overrides: Sequence[str], out: Path, threads: int | None) -> Run:
+    recipe = row.resolved(overrides).replace(seed=seed)
+    if recipe.data.name == "folder" and recipe.data.folder is None:
+        raise ValueError(f"{row.group}, {row.label}: needs images on your disk; give data.folder=FOLDER")
+    teachers = {
+        name: (_run(teacher, seed, overrides, out, threads), of) for name, (teacher, of) in row.teachers.items()
+    }
+    if teachers:
+        start = {name: str(run.folder / "weights" / f"{of}.safetensors") for name, (run, of) in teachers.items()}
+        recipe = recipe.replace(start=start)
+    if threads is not None and recipe.runtime.threads is None:
+        recipe = recipe.replace(runtime={**recipe.runtime.model_dump(), "threads": threads})
+    needs = tuple(run for run, _ in teachers.values())
+    return Run(f"{row.group}, {row.label}, seed {seed}", recipe, out / "runs" / run_name(recipe), needs)
+
+
+def run_name(recipe: Recipe) -> str:
+    """As in ``cifar100-wrn-28-4-twins-dcm-seed1-0a1b2c3d4e``: for a person, and unique to what is trained."""
+    networks = list(recipe.networks.values())
+    is_twins = len(networks) == 2 and networks[0] == networks[1]
+    cohort = f"{networks[0]}-twins" if is_twins else "-".join(networks)
+    return f"{slug(f'{recipe.data.name}-{cohort}-{recipe.method}')[:80]}-seed{recipe.seed}-{_digest(recipe)}"
+
+
+def _digest(recipe: Recipe) -> str:
+    """Of what is trained, not of where files lie, how often it is saved, and on how many threads.
+
+    Defaults are left out: a key that a later version adds does not make strangers of finished runs.
+    """
+    values = recipe.model_dump(mode="json", exclude_defaults=True, exclude={"name", "checkpoints"})
+    for section in ("optimizer", "schedule"):
+        values[section]["kind"] = getattr(recipe, section).kind  # always its own default, and yet what tells them apart
+    values.get("runtime", {}).pop("threads", None)
+    if recipe.data.name != "folder":
+        values["data"].pop("folder", None)
+    if recipe.start:
+        # …/RUN/weights/a.safetensors: a run's name says all about it, wherever it lies.
+        values["start"] = {name: "/".join(PurePath(file).parts[-3:]) for name, file in recipe.start.items()}
+    written = json.dumps({key: value for key, value in values.items() if value != {}}, sort_keys=True)
+    return hashlib.sha256(written.encode()).hexdigest()[:10]
+
+
+def _check(run: Run) -> None:
+    """A folder's name follows from its recipe; one whose recipe was edited meanwhile is refused, not continued."""
+    if not run.begun:
+        return
+    there = files.load(run.folder / "recipe.yaml")
+    if run_name(there) != run.name:
+        lines = "\n  ".join(difference(there, run.recipe))
+        raise ValueError(
+            f"{run.folder} holds a run of another recipe:\n  {lines}\nMove that folder away, or choose another --out"
+        )

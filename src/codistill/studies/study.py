@@ -1,0 +1,120 @@
+"""A study is a value: rows of recipes, what the paper says about each, and the differences worth stating."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from codistill.recipes import Recipe, apply, difference
+from codistill.studies.statistics import Summary
+from codistill.wording import unknown
+
+PaperNumbers = Mapping[tuple[str, str], Summary]
+"""By network and metric, as in ``{("a", "top1_error"): Summary(5, 18.72, 0.24)}``."""
+
+# What a row may be about. Where a study's rows differ in these, they are not for an override to change.
+SUBJECTS = ("method", "networks", "heads", "weights", "edges", "temperature", "t_squared", "data", "start")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One recipe over several seeds: a line of the table, ``label`` within its ``group``."""
+
+    group: str
+    label: str
+    recipe: Recipe
+    paper: PaperNumbers = field(default_factory=dict)
+    longer: float = 1.0
+    """Trains so many times as long as the recipe says, whatever an override makes of its length."""
+    teachers: Mapping[str, tuple["Row", str]] = field(default_factory=dict)
+    """Networks that start from another row's: ``{"a": (row, "a")}`` takes the weights of its run of the same seed."""
+
+    @property
+    def key(self) -> str:
+        return f"{slug(self.group)}/{slug(self.label)}"
+
+    def resolved(self, overrides: Sequence[str] = ()) -> Recipe:
+        recipe = apply(self.recipe, overrides)
+        if self.longer == 1:
+            return recipe
+        epochs = round(self.longer * recipe.length.epochs)
+        return recipe.replace(length={**recipe.length.model_dump(), "epochs": epochs})
+
+
+@dataclass(frozen=True)
+class Study:
+    name: str
+    title: str
+    rows: tuple[Row, ...]
+    contrasts: tuple[tuple[str, str], ...]
+    """Labels whose errors are subtracted, the first minus the second, in every group that has both."""
+    seeds: int = 5
+    metrics: tuple[str, ...] = ("top1_error",)
+    notes: tuple[str, ...] = ()
+    shows_cost: bool = False
+
+    def __post_init__(self) -> None:
+        keys = [row.key for row in self.rows]
+        labels = {row.label for row in self.rows}
+        if len(set(keys)) != len(keys):
+            raise ValueError(f"study {self.name}: two rows have the same key: {', '.join(keys)}")
+        for label in (label for contrast in self.contrasts for label in contrast):
+            if label not in labels:
+                raise unknown(f"row of study {self.name}", label, sorted(labels))
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(row.group for row in self.rows))
+
+    def only(self, methods: Iterable[str] | None = None, rows: Iterable[str] | None = None) -> "Study":
+        """The study with some of its rows: those of the methods named, and of the groups or keys named."""
+        chosen = self.rows
+        if methods is not None:
+            wanted = set(methods)
+            known = dict.fromkeys(row.recipe.method for row in self.rows)
+            for method in sorted(wanted - set(known)):
+                raise unknown(f"method in study {self.name}", method, known)
+            chosen = tuple(row for row in chosen if row.recipe.method in wanted)
+        if rows is not None:
+            named = set(rows)
+            keys = dict.fromkeys(name for row in self.rows for name in (slug(row.group), row.key))
+            for name in sorted(named - set(keys)):
+                raise unknown(f"row of study {self.name}", name, keys)
+            chosen = tuple(row for row in chosen if named & {slug(row.group), row.key})
+        if not chosen:
+            raise ValueError(
+                f"study {self.name}: no row is of both the methods and the rows named; leave one of them out"
+            )
+        labels = {row.label for row in chosen}
+        return replace(self, rows=chosen, contrasts=tuple(c for c in self.contrasts if labels.issuperset(c)))
+
+    def check_overrides(self, overrides: Sequence[str]) -> None:
+        """Refuse changes to what the study itself sets: its table would not say what it seems to say."""
+        for typed in (override.partition("=")[0].strip() for override in overrides):
+            if typed == "seed":
+                raise ValueError(f"seed: study {self.name} gives its runs the seeds 1 … N; choose N with --seeds N")
+            for key in self._set_by_rows():
+                if typed == key or typed.startswith(f"{key}.") or key.startswith(f"{typed}."):
+                    raise ValueError(
+                        f"{typed}: the rows of study {self.name} set {key} themselves; {self._advice(key)}"
+                    )
+
+    def _set_by_rows(self) -> list[str]:
+        first, *others = (row.recipe for row in self.rows)
+        differing = [key_of(line) for recipe in others for line in difference(first, recipe)]
+        return [key for key in dict.fromkeys(["method", *differing]) if key.partition(".")[0] in SUBJECTS]
+
+    def _advice(self, key: str) -> str:
+        example = self.rows[-1]
+        if key == "method":
+            return f"choose among them, as in --methods {example.recipe.method}, or use codistill train for one run"
+        return f"choose among them, as in --rows {example.key}, or use codistill train for one run"
+
+
+def slug(text: str) -> str:
+    """As typed and as a file is named: ``WRN-28-10(+) & same`` is ``wrn-28-10-plus-same``."""
+    return re.sub("[^a-z0-9.]+", "-", text.lower().replace("+", " plus ")).strip("-")
+
+
+def key_of(difference_line: str) -> str:
+    """The key in a line of ``recipes.difference``."""
+    return difference_line.partition(": ")[0]

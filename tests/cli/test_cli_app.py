@@ -1,0 +1,144 @@
+"""Help, listings and what wrong input gets."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from calling import Codistill
+
+from codistill.cli import listing
+from codistill.networks import names
+from codistill.recipes import NAMES as RECIPES
+from codistill.recipes.schema import Data
+from codistill.studies.catalogue import NAMES as STUDIES
+from codistill.transfer.methods import NAMES as METHODS
+
+COMMANDS = ("train", "evaluate", "list", "show", "data", "doctor", "study")
+
+INSTANT = [
+    ["--help"],
+    *([command, "--help"] for command in COMMANDS),
+    [],
+    ["--version"],
+    ["list"],
+    *(["list", what] for what in listing.LISTINGS),
+    ["train", "quikstart"],
+    ["train", "quickstart", "mehtod=dcm", "optimizer.lr=-1"],
+    ["train", "missing.yaml"],
+    ["show", "quickstart", "method=dmc"],
+    ["show", "quickstart", "--mermaid"],
+    ["study", "demo", "--seeds", "0"],
+]
+
+LOOK_AT_MODULES = """
+import json, sys
+from typer.testing import CliRunner
+from codistill.cli.app import app
+for arguments in json.loads(sys.argv[1]):
+    code = CliRunner().invoke(app, arguments).exit_code
+    print(json.dumps([arguments, code, sorted({"torch", "numpy"} & sys.modules.keys())]))
+"""
+
+
+def test_help_listings_and_recipe_errors_import_no_torch() -> None:
+    command = [sys.executable, "-c", LOOK_AT_MODULES, json.dumps(INSTANT)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    seen = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert len(seen) == len(INSTANT) == 22
+    assert [(arguments, modules) for arguments, _, modules in seen] == [(arguments, []) for arguments in INSTANT]
+    assert [code for _, code, _ in seen] == [0] * 16 + [2, 2, 2, 2, 0, 2]
+
+
+def test_without_arguments_it_prints_help_and_all_commands(codistill: Codistill) -> None:
+    result = codistill()
+    assert result.exit_code == 0
+    for command in COMMANDS:
+        assert f"\n  {command} " in result.stdout
+    assert result.stdout == codistill("--help").stdout
+
+
+def test_version(codistill: Codistill) -> None:
+    result = codistill("--version")
+    assert (result.exit_code, result.stdout.split()[0]) == (0, "codistill")
+
+
+def test_all_that_is_wrong_with_a_recipe_comes_at_once_and_nothing_is_written(codistill: Codistill) -> None:
+    result = codistill("train", "quickstart", "mehtod=dcm", "lenght.epochs=1", "optimizer.lr=-1")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: quickstart: 3 problems\n")
+    for said in ("did you mean 'method'?", "did you mean 'length'?", "optimizer.lr: must be greater than 0, not -1"):
+        assert said in result.stderr
+    assert result.stdout == ""
+    assert list(Path.cwd().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["train", "quikstart"], "unknown recipe 'quikstart'; did you mean 'quickstart'?"),
+        (["train", "quickstart", "dcm"], "type key=value, as in method=dcm"),
+        (["train", "quickstart", "method=dmc"], "unknown method 'dmc'; did you mean 'dml'?"),
+        (["train", "quickstart", "networks.a=wrn-29-4"], "depth 29 does not fit"),
+        (["train", "missing.yaml"], "missing.yaml: cannot be read: no such file"),
+        (["show", "quickstart", "data.name=mnist"], "unknown value 'mnist'"),
+        (["list", "recipies"], "unknown listing 'recipies'; did you mean 'recipes'?"),
+        (["data", "cifar1000"], "unknown data set 'cifar1000'; did you mean"),
+        (["data", "fashion", "--download"], "unknown data set to download 'fashion'"),
+        (["study", "table9"], "unknown study 'table9'"),
+        (["evaluate", "nowhere"], "nowhere is no run: it has no recipe.yaml"),
+    ],
+)
+def test_unknown_names_are_answered_with_what_to_type(codistill: Codistill, arguments: list[str], said: str) -> None:
+    result = codistill(*arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: ")
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+    assert list(Path.cwd().iterdir()) == []
+
+
+def test_unknown_command_and_option(codistill: Codistill) -> None:
+    assert codistill("trian").exit_code == 2
+    assert "Did you mean 'train'?" in codistill("trian").stderr
+    assert codistill("train", "quickstart", "--epochs", "3").exit_code == 2
+
+
+def test_what_the_system_refuses_is_one_line(codistill: Codistill) -> None:
+    result = codistill("show", "quickstart", "--svg", "no/such/folder/graph.svg")
+    assert (result.exit_code, result.stderr) == (2, "error: no/such/folder/graph.svg: No such file or directory\n")
+
+
+def test_debug_shows_where_an_error_came_from(codistill: Codistill, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CODISTILL_DEBUG", "1")
+    result = codistill("list", "recipies")
+    assert isinstance(result.exception, ValueError)
+
+
+def test_ctrl_c_outside_training_ends_with_130(codistill: Codistill, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(what: str | None) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(listing, "show_listings", interrupted)
+    result = codistill("list")
+    assert (result.exit_code, result.stderr) == (130, "")
+
+
+def test_listings_have_every_name_with_a_line_on_it(codistill: Codistill) -> None:
+    expected = {
+        "recipes": RECIPES,
+        "methods": METHODS,
+        "networks": tuple(names.families()),
+        "data": get_args(Data.model_fields["name"].annotation),
+        "studies": STUDIES,
+    }
+    assert tuple(listing.LISTINGS) == tuple(expected)
+    for what, wanted in expected.items():
+        rows = [line.split(maxsplit=1) for line in codistill("list", what).stdout.splitlines()]
+        assert tuple(row[0] for row in rows) == wanted
+        assert all(len(row) == 2 for row in rows)
+    assert len(RECIPES) >= 40
+    everything = codistill("list").stdout
+    assert all(name in everything for wanted in expected.values() for name in wanted)

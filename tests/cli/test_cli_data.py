@@ -1,0 +1,59 @@
+"""Whether data are there, and what is in them."""
+
+from pathlib import Path
+
+import pytest
+from calling import Codistill
+from PIL import Image
+
+from codistill.data import fetch
+
+
+def facts(text: str) -> dict[str, str]:
+    return dict(line.rstrip().split("  ", maxsplit=1) for line in text.splitlines())
+
+
+def test_the_embedded_data(codistill: Codistill) -> None:
+    seen = {key: value.strip() for key, value in facts(codistill("data", "fashion").stdout).items()}
+    assert seen["where"] == "inside the package"
+    assert [seen["train images"], seen["test images"], seen["shape"]] == ["6,000", "2,000", "1 × 28 × 28"]
+    assert seen["classes"].startswith("10: t-shirt, trouser, ")
+    assert (seen["mean"], seen["std"]) == ("0.2860", "0.3530")
+
+
+def test_data_that_are_not_there_say_how_to_get_them(codistill: Codistill) -> None:
+    result = codistill("data", "cifar100", "--folder", "empty")
+    assert result.exit_code == 2
+    assert "error: cifar100: not found in empty" in result.stderr
+    assert "codistill data cifar100 --download" in result.stderr
+
+
+def test_download_is_asked_for_the_folder_that_was_named(codistill: Codistill, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, object]] = []
+    monkeypatch.setattr(fetch, "download", lambda name, folder: asked.append((name, folder)))
+    codistill("data", "cifar10", "--folder", "there")
+    assert asked == []
+    codistill("data", "cifar10", "--folder", "there", "--download")
+    assert asked == [("cifar10", Path("there"))]
+
+
+def test_a_folder_of_images_with_an_unreadable_one(codistill: Codistill) -> None:
+    for split in ("train", "test"):
+        for colour in ("red", "blue"):
+            folder = Path("photos", split, colour)
+            folder.mkdir(parents=True)
+            Image.new("RGB", (9, 9), colour).save(folder / "one.png")
+    Path("photos/train/red/two.png").write_bytes(b"not an image")
+    result = codistill("data", "folder", "--folder", "photos", "--image-size", 8)
+    assert result.exit_code == 0, result.stderr
+    seen = {key: value.strip() for key, value in facts(result.stdout).items()}
+    assert [seen["train images"], seen["test images"], seen["shape"]] == ["2", "2", "3 × 8 × 8"]
+    assert seen["classes"] == "2: blue, red"
+    assert seen["mean"] == "0.5000, 0.0000, 0.5000"
+    assert seen["unreadable"].startswith("1 images, the first train/red/two.png: ")
+
+
+def test_a_folder_needs_its_name(codistill: Codistill) -> None:
+    result = codistill("data", "folder")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "say which folder" in result.stderr

@@ -1,0 +1,116 @@
+"""What is shown while a training runs, on a terminal and elsewhere."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from codistill.cli.displays import Lines, LiveTable, best_errors
+from codistill.cli.output import duration, number
+from codistill.engine.evaluate import Metrics
+from codistill.engine.files import to_json
+from codistill.engine.timetable import Position, Timetable
+from codistill.engine.trainer import Progress
+from codistill.recipes import get
+
+RECIPE = get("quickstart", ["length.epochs=4"])
+TIMETABLE = Timetable(epochs=4, steps_per_epoch=10, accumulate=1, seed=0)
+PROGRESS = Progress(
+    epoch=2,
+    epochs=4,
+    metrics={"a/final": Metrics(31.25, 4.0, 1.2345, 2.0), "b/final": Metrics(29.5, 3.0, float("nan"), 1.0)},
+    train_error={"a/final": 61.5, "b/final": 60.25},
+    terms={},
+    images_per_s=1234.5,
+    elapsed_s=60.0,
+    remaining_s=3725.0,
+)
+
+
+def screen() -> tuple[Console, io.StringIO]:
+    file = io.StringIO()
+    return Console(file=file, force_terminal=True, width=110, color_system=None), file
+
+
+def live(tmp_path: Path, stopping: Any = lambda: False) -> tuple[LiveTable, io.StringIO]:
+    console, file = screen()
+    return LiveTable(RECIPE, tmp_path / "journal.jsonl", console, stopping), file
+
+
+def write_journal(folder: Path, *errors: tuple[float, float]) -> None:
+    records = [{"test": {"a/final": {"top1_error": a}, "b/final": {"top1_error": b}}} for a, b in errors]
+    (folder / "journal.jsonl").write_text("".join(to_json(record) + "\n" for record in records))
+
+
+def test_lines_have_one_line_per_evaluation_with_every_network() -> None:
+    console, file = screen()
+    console.width = 1000
+    with Lines(RECIPE, console) as lines:
+        lines.heartbeat(Position(0, 1), TIMETABLE)
+        lines.show(PROGRESS)
+    assert file.getvalue() == (
+        "epoch 2/4: a test error 31.25 %, train error 61.50 %, NLL 1.2345; "
+        "b test error 29.50 %, train error 60.25 %, NLL nan; 1,234 images/s, 1:02:05 left\n"
+    )
+
+
+def test_lines_of_a_frozen_teacher_have_no_training_error() -> None:
+    console, file = screen()
+    console.width = 1000
+    taught = Progress(**{**vars(PROGRESS), "train_error": {"b/final": 60.25}})
+    Lines(RECIPE, console).show(taught)
+    assert "a test error 31.25 %, train error – %" in file.getvalue()
+
+
+def test_the_live_table_has_a_row_per_network_and_the_best_epoch_from_the_journal(tmp_path: Path) -> None:
+    write_journal(tmp_path, (30.75, 33.0), (31.25, 29.5))
+    table, file = live(tmp_path)
+    with table:
+        table.heartbeat(Position(2, 5), TIMETABLE)
+        table.show(PROGRESS)
+        table.live.refresh()
+    rows = {
+        line.split()[1]: line.split()[2:] for line in file.getvalue().splitlines() if "│ a" in line or "│ b" in line
+    }
+    assert rows["a"] == ["wrn-10-1", "│", "61.50", "│", "31.25", "│", "30.75", "│", "1.2345", "│"]
+    assert rows["b"] == ["wrn-10-1", "│", "60.25", "│", "29.50", "│", "29.50", "│", "nan", "│"]
+    assert "epoch 3/4" in file.getvalue()
+    assert "62%" in file.getvalue()  # 25 of 40 steps
+
+
+def test_before_the_first_step_and_while_stopping_it_says_so(tmp_path: Path) -> None:
+    table, file = live(tmp_path, stopping=lambda: True)
+    with table:
+        table.live.refresh()
+    assert "preparing the data" in file.getvalue()
+    assert "stopping after this step" in file.getvalue()
+
+
+def test_a_continued_run_does_not_count_earlier_steps_as_its_speed(tmp_path: Path) -> None:
+    table, file = live(tmp_path)
+    with table:
+        table.heartbeat(Position(3, 9), TIMETABLE)
+        table.live.refresh()
+    assert "98%" in file.getvalue()  # 39 of 40 steps
+    assert "images/s" not in file.getvalue()
+
+
+def test_a_heartbeat_only_takes_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, file = live(tmp_path)
+    monkeypatch.setattr(table, "_render", lambda: pytest.fail("a step must not draw"))
+    for step in range(10):
+        table.heartbeat(Position(0, step), TIMETABLE)
+    assert table.at == (Position(0, 9), TIMETABLE)
+    assert file.getvalue() == ""
+
+
+def test_best_errors_are_the_lowest_of_each_classifier(tmp_path: Path) -> None:
+    write_journal(tmp_path, (3.0, 1.0), (2.0, 4.0), (5.0, 1.5))
+    assert best_errors(tmp_path / "journal.jsonl") == {"a/final": 2.0, "b/final": 1.0}
+
+
+def test_numbers_and_durations() -> None:
+    assert [number(None, 2), number(1.005, 1), number(12.3456, 4)] == ["–", "1.0", "12.3456"]
+    assert [duration(0.4), duration(61), duration(90_061)] == ["0:00:00", "0:01:01", "1 day, 1:01:01"]

@@ -1,0 +1,50 @@
+"""What several of these tests read: small CIFAR folders, a folder of images."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_cifar import TEST_IMAGES, TRAIN_IMAGES, FakeCifar
+from PIL import Image
+
+from codistill.data.cifar import CIFARS
+
+
+@pytest.fixture
+def make_cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], FakeCifar]:
+    """``make_cifar("cifar100", "python")``: 50 + 20 images, with the official counts turned down to these."""
+
+    def make(name: str, kind: str) -> FakeCifar:
+        small = dataclasses.replace(CIFARS[name], train_images=TRAIN_IMAGES, test_images=TEST_IMAGES)
+        monkeypatch.setitem(CIFARS, name, small)
+        (layout,) = (layout for layout in small.layouts if layout.kind == kind)
+        random = np.random.default_rng(1)
+        fake = FakeCifar(
+            cifar=small,
+            layout=layout,
+            folder=tmp_path / "data",
+            train_pixels=random.integers(0, 256, (TRAIN_IMAGES, 3, 32, 32), np.uint8),
+            train_labels=random.integers(0, small.num_classes, TRAIN_IMAGES),
+            test_pixels=random.integers(0, 256, (TEST_IMAGES, 3, 32, 32), np.uint8),
+            test_labels=random.integers(0, small.num_classes, TEST_IMAGES),
+            class_names=tuple(f"class_{number}" for number in range(small.num_classes)),
+        )
+        fake.write_files()
+        return fake
+
+    return make
+
+
+@pytest.fixture
+def image_folder(tmp_path: Path) -> Path:
+    """train: 3 cats and 2 dogs; test: 1 of each; every image one colour, 10 × 12 pixels."""
+    root = tmp_path / "pets"
+    train = ["dog/1.png", "dog/0.jpg", "cat/b.png", "cat/a.JPEG", "cat/c.png"]
+    test = ["cat/0.png", "dog/0.png"]
+    for number, file in enumerate([f"train/{file}" for file in train] + [f"test/{file}" for file in test]):
+        path = root / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (10, 12), (10 * number, 100, 200)).save(path)
+    return root

@@ -1,0 +1,223 @@
+"""Folders of images: what is read, and what every kind of unusual folder gets."""
+
+import os
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from codistill.data.images import ImageData
+from codistill.data.load import load
+
+
+def read(folder: Path, **settings: object) -> ImageData:
+    return load("folder", folder=folder, **({"image_size": 8} | settings))
+
+
+def test_classes_and_images_are_sorted_by_name(image_folder: Path) -> None:
+    data = read(image_folder)
+    assert data.class_names == ("cat", "dog")
+    assert data.train.labels.tolist() == [0, 0, 0, 1, 1]
+    assert data.test.labels.tolist() == [0, 1]
+    assert data.train.pixels.shape == (5, 3, 8, 8)
+    # Red is ten times the order in which the fixture wrote them: a.JPEG, b.png, c.png, 0.jpg, 1.png.
+    reds = data.train.pixels[:, 0, 4, 4].tolist()
+    np.testing.assert_allclose(reds, [30, 20, 40, 10, 0], atol=3)
+    assert reds[1::3] == [20, 0], "PNG is exact"
+    assert data.validation is None
+    assert data.report["skipped"] == data.report["ignored"] == []
+
+
+def test_resizing_is_pillows(tmp_path: Path) -> None:
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (31, 47, 3), np.uint8))
+    for split in ("train", "test"):
+        for name in ("a", "b"):
+            (tmp_path / split / name).mkdir(parents=True)
+            picture.save(tmp_path / split / name / "0.png")
+    truth = np.asarray(picture.resize((16, 16), Image.Resampling.BILINEAR)).transpose(2, 0, 1)
+    np.testing.assert_array_equal(read(tmp_path, image_size=16).train.pixels[0].numpy(), truth)
+
+
+def test_statistics_are_the_training_sets(image_folder: Path) -> None:
+    data = read(image_folder)
+    pixels = data.train.pixels.numpy().astype(np.float64) / 255
+    np.testing.assert_allclose(data.mean, pixels.mean((0, 2, 3)), rtol=1e-12)
+    np.testing.assert_allclose(data.std, pixels.std((0, 2, 3)), rtol=1e-12)
+
+
+def test_val_alone_is_the_test_set_and_beside_test_the_validation_set(image_folder: Path) -> None:
+    (image_folder / "test").rename(image_folder / "val")
+    data = read(image_folder)
+    assert len(data.test) == 2
+    assert data.report["source"] == {"train": "train", "test": "val"}
+    (image_folder / "test" / "dog").mkdir(parents=True)
+    Image.new("RGB", (9, 9)).save(image_folder / "test" / "dog" / "0.png")
+    data = read(image_folder)
+    assert data.test.labels.tolist() == [1]
+    assert data.validation is not None
+    assert data.validation.labels.tolist() == [0, 1]
+    with pytest.raises(ValueError, match="has a validation set of its own"):
+        read(image_folder, validation=0.5)
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "RGBA", "LA", "1", "CMYK"])
+def test_other_modes_become_rgb(image_folder: Path, mode: str) -> None:
+    suffix = "jpg" if mode == "CMYK" else "png"
+    Image.new("RGB", (9, 9), (255, 255, 255)).convert(mode).save(image_folder / "train" / "cat" / f"0.{suffix}")
+    assert read(image_folder).train.pixels[0].min() >= 254
+
+
+def png_that_claims_to_be(width: int, height: int) -> bytes:
+    header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    data = b"IDAT" + zlib.compress(bytes(100))
+    chunks = (
+        struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk)) for chunk in (header, data)
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def good_png(path: Path) -> bytes:
+    return next(path.glob("*.png")).read_bytes()
+
+
+BAD_IMAGES: dict[str, Callable[[Path], bytes]] = {
+    "text": lambda folder: b"no picture",
+    "empty": lambda folder: b"",
+    "truncated": lambda folder: good_png(folder)[:-30],
+    "bomb": lambda folder: png_that_claims_to_be(10_000, 10_000),
+    "larger bomb": lambda folder: png_that_claims_to_be(60_000, 60_000),
+    "another format": lambda folder: b"GIF89a" + bytes(50),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_IMAGES)
+def test_an_unreadable_image_is_named_or_skipped_and_counted(image_folder: Path, kind: str) -> None:
+    cats = image_folder / "train" / "cat"
+    (cats / "aa.png").write_bytes(BAD_IMAGES[kind](cats))
+    with pytest.raises(ValueError, match=r"train/cat/aa.png: unreadable image: .*bad_images=skip"):
+        read(image_folder)
+    data = read(image_folder, bad_images="skip")
+    assert [skipped["file"] for skipped in data.report["skipped"]] == ["train/cat/aa.png"]
+    assert data.train.labels.tolist() == [0, 0, 0, 1, 1]
+    assert data.train.pixels[1, 0, 0, 0] == 20, "the images after it moved up"
+    assert data.train.pixels.untyped_storage().nbytes() == 5 * 3 * 8 * 8
+
+
+def test_images_of_16_bits_are_not_squeezed_silently(image_folder: Path) -> None:
+    Image.fromarray(np.full((9, 9), 40_000, np.uint16)).save(image_folder / "train" / "cat" / "deep.png")
+    with pytest.raises(ValueError, match=r"deep.png: unreadable image: mode I;16"):
+        read(image_folder)
+
+
+def test_a_class_whose_images_are_all_skipped_is_an_error(image_folder: Path) -> None:
+    for path in (image_folder / "train" / "dog").iterdir():
+        path.write_bytes(b"no picture")
+    with pytest.raises(ValueError, match="train/dog: none of this class's training images can be read"):
+        read(image_folder, bad_images="skip")
+
+
+def test_a_set_whose_images_are_all_skipped_is_an_error(image_folder: Path) -> None:
+    for path in (image_folder / "test").glob("*/*"):
+        path.write_bytes(b"no picture")
+    with pytest.raises(ValueError, match="test: no image can be read"):
+        read(image_folder, bad_images="skip")
+
+
+def test_other_files_are_left_alone_and_reported(image_folder: Path) -> None:
+    for file in ("train/notes.txt", "train/cat/notes.txt", "train/.hidden", "train/cat/.DS_Store", "more.txt"):
+        (image_folder / file).write_text("words")
+    data = read(image_folder)
+    assert len(data.train) == 5
+    assert data.report["ignored"] == ["train/cat/notes.txt", "train/notes.txt"]
+
+
+def _remove(folder: Path) -> None:
+    for path in sorted(folder.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    folder.rmdir()
+
+
+def _one_class(root: Path) -> None:
+    _remove(root / "train" / "dog")
+    _remove(root / "test" / "dog")
+
+
+def _no_class(root: Path) -> None:
+    _remove(root / "train")
+    (root / "train").mkdir()
+
+
+def _class_in_test_only(root: Path) -> None:
+    (root / "test" / "cow").mkdir()
+
+
+def _empty_class(root: Path) -> None:
+    (root / "train" / "cow").mkdir()
+
+
+def _empty_test(root: Path) -> None:
+    _remove(root / "test")
+    (root / "test").mkdir()
+
+
+def _nested(root: Path) -> None:
+    (root / "train" / "cat" / "more").mkdir()
+
+
+def _pipe(root: Path) -> None:
+    os.mkfifo(root / "train" / "cat" / "pipe.png")
+
+
+def _link_to_a_file(root: Path) -> None:
+    outside = root.parent / "outside.png"
+    Image.new("RGB", (9, 9)).save(outside)
+    (root / "train" / "cat" / "link.png").symlink_to(outside)
+
+
+def _link_to_a_class(root: Path) -> None:
+    (root.parent / "cow").mkdir()
+    (root / "train" / "cow").symlink_to(root.parent / "cow")
+
+
+def _link_to_a_set(root: Path) -> None:
+    (root / "test").rename(root.parent / "test")
+    (root / "test").symlink_to(root.parent / "test")
+
+
+UNUSUAL = {
+    _remove: "no such folder",
+    lambda root: _remove(root / "train"): "needs the folders train and test .* it has test",
+    lambda root: _remove(root / "test"): "needs the folders train and test .* it has train",
+    _one_class: r"train: needs a folder for each of at least two classes; it has \['cat'\]",
+    _no_class: r"train: needs a folder for each of at least two classes; it has \[\]",
+    _class_in_test_only: "test/cow: no class of that name in train; it has cat, dog",
+    _empty_class: "train/cow: no images",
+    _empty_test: "test: no images",
+    _nested: "train/cat/more: a folder inside a class's folder is not read",
+    _pipe: "train/cat/pipe.png: not a plain file",
+    _link_to_a_file: "train/cat/link.png: a link that leaves",
+    _link_to_a_class: "train/cow: a link that leaves",
+    _link_to_a_set: "test: a link that leaves",
+}
+
+
+@pytest.mark.parametrize("change", UNUSUAL)
+def test_an_unusual_folder_gets_a_clear_error(image_folder: Path, change: Callable[[Path], None]) -> None:
+    change(image_folder)
+    with pytest.raises(ValueError, match=UNUSUAL[change]):
+        read(image_folder, bad_images="skip")
+
+
+def test_links_that_stay_inside_are_followed(image_folder: Path) -> None:
+    (image_folder / "train" / "cat" / "again.png").symlink_to(image_folder / "train" / "cat" / "b.png")
+    assert len(read(image_folder).train) == 6
+
+
+@pytest.mark.parametrize("settings", [{"image_size": None}, {"folder": None}, {"image_size": 0}])
+def test_folder_and_size_must_be_said(image_folder: Path, settings: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"data.folder=DIR data.image_size=32"):
+        load("folder", **({"folder": image_folder, "image_size": 8} | settings))

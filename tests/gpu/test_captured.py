@@ -1,0 +1,118 @@
+"""On a GPU the recorded step is the same training as the plain one, never waits for the device, and resumes exactly."""
+
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+import torch
+
+from codistill.data.load import load
+from codistill.engine import trainer
+from codistill.engine.runtime import prepare
+from codistill.engine.step import CapturedStep, PlainStep, choose_step
+from codistill.engine.timetable import Position, Timetable
+from codistill.engine.training import Training, prepare_training
+from codistill.recipes.schema import Recipe, Runtime
+from tiny import tiny_recipe
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    # Torch warns of its own parts: the compiler's imports, and the tool that counts waits.
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning"),
+]
+
+NO_DROPOUT = {"a": "wrn-10-1", "b": "resnet-8"}
+
+
+def on_gpu(**runtime: object) -> Runtime:
+    return Runtime(device="cuda", **runtime)  # type: ignore[arg-type]
+
+
+def started(recipe: Recipe) -> Training:
+    machine = prepare(recipe.runtime)
+    return prepare_training(recipe, load(seed=recipe.seed, **recipe.data.model_dump()), machine)
+
+
+def take_steps(training: Training, steps: int) -> type:
+    step = choose_step(training)
+    timetable = Timetable.of(training.recipe, len(training.data.splits["train"]))
+    for now in range(steps):
+        position = Position(*divmod(now, timetable.steps_per_epoch))
+        step(trainer.draw_epoch(training, position.epoch).step(position.step), timetable.turn(position))
+    return type(step)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_recorded_and_plain_steps_agree_over_50_steps(compiled: bool) -> None:
+    """float32, no TF32, deterministic kernels; what is left is the order of sums, which 50 steps amplify."""
+    recipe = tiny_recipe(networks=NO_DROPOUT, length={"epochs": 20})
+    torch.backends.cudnn.allow_tf32 = False
+    plain = started(recipe.replace(runtime=on_gpu(capture=False, deterministic=True).model_dump()))
+    recorded = started(recipe.replace(runtime=on_gpu(compile=compiled, deterministic=True).model_dump()))
+    assert take_steps(plain, 50) is PlainStep
+    assert take_steps(recorded, 50) is CapturedStep
+    worst = max(
+        float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-3))
+        for ours, theirs in zip(recorded.tensors().values(), plain.tensors().values(), strict=True)
+        if ours.is_floating_point()
+    )
+    print(f"largest relative difference of a tensor after 50 steps: {worst:.2e}")
+    assert worst < 2e-2 if compiled else worst < 1e-3
+
+
+def test_an_epoch_does_not_wait_for_the_device() -> None:
+    training = started(tiny_recipe(runtime=on_gpu(precision="bf16").model_dump()))
+    step = choose_step(training)
+    timetable = Timetable.of(training.recipe, len(training.data.splits["train"]))
+    plan = trainer.draw_epoch(training, 0)
+    for index in range(timetable.steps_per_epoch):  # record both batch sizes
+        step(plan.step(index), timetable.turn(Position(0, index)))
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for index in range(timetable.steps_per_epoch):
+            trainer.set_learning_rate(training.optimizer, training.recipe, timetable.turn(Position(0, index)))
+            step(plan.step(index), timetable.turn(Position(0, index)))
+        with pytest.raises(RuntimeError, match="synchronizing"):
+            training.tally.read()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_stopped_and_continued_is_bit_identical(compiled: bool, tmp_path: Path) -> None:
+    """Dropout, augmentation and the short batch included; deterministic kernels."""
+    recipe = tiny_recipe(runtime=on_gpu(precision="bf16", compile=compiled, deterministic=True).model_dump())
+
+    def run(out: Path, stop_at: int) -> None:
+        asked = iter(range(1, 100))
+        for _ in trainer.train(recipe, out, stop=lambda: next(asked) == stop_at):
+            pass
+
+    run(tmp_path / "whole", stop_at=99)
+    run(tmp_path / "halves", stop_at=4)
+    run(tmp_path / "halves", stop_at=99)
+
+    def checksums(out: Path) -> list[str]:
+        files = [*sorted((out / "weights").iterdir()), out / "journal.jsonl"]
+        return [sha256(file.read_bytes()).hexdigest() for file in files]
+
+    assert checksums(tmp_path / "halves") == checksums(tmp_path / "whole")
+    assert len(checksums(tmp_path / "whole")) == 3
+
+
+def test_dropout_differs_from_step_to_step() -> None:
+    training = started(
+        tiny_recipe(networks={"a": "wrn-10-1-dropout-0.3", "b": "resnet-8"}, runtime=on_gpu().model_dump())
+    )
+    step, plan = choose_step(training), trainer.draw_epoch(training, 0)
+    timetable = Timetable.of(training.recipe, len(training.data.splits["train"]))
+    before = {name: tensor.clone() for name, tensor in training.tensors().items()}
+    sums = []
+    for index in (0, 0, 3):
+        training.restore(before)
+        step(plan.step(0), timetable.turn(Position(0, index)))
+        sums.append(training.tally.sums.clone())
+    assert torch.equal(sums[0], sums[1])
+    assert not torch.equal(sums[0], sums[2])

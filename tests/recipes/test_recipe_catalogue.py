@@ -1,0 +1,250 @@
+"""The catalogue against PAPER.md's tables, written down here a second time, in epochs rather than in shares."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from codistill import recipes
+from codistill.recipes.schema import Cosine, Recipe, Sgd, Steps, learning_rate
+
+# name: networks; batch, epochs, learning rate; epochs of the drops, their factor; weight decay, Nesterov
+WRN = (128, 200, 0.1, [60, 120, 160], 1 / 5, 5e-4, False)
+RESNET = (64, 200, 0.1, [60, 120, 180], 1 / 10, 1e-4, False)
+DENSENET = (64, 300, 0.1, [150, 225], 1 / 10, 1e-4, True)
+IMAGENET = (256, 100, 0.1, [30, 60, 90], 1 / 10, 1e-4, False)
+PAPER = {
+    "cifar100/resnet-164-twins": (["resnet-164", "resnet-164"], RESNET),
+    "cifar100/wrn-28-10-twins": (["wrn-28-10", "wrn-28-10"], WRN),
+    "cifar100/densenet-40-12-twins": (["densenet-40-12", "densenet-40-12"], DENSENET),
+    "cifar100/wrn-28-10-resnet-110": (["wrn-28-10", "resnet-110"], WRN),
+    "cifar100/wrn-28-10-wrn-28-4": (["wrn-28-10", "wrn-28-4"], WRN),
+    "cifar100/wrn-28-10-mobilenet": (["wrn-28-10", "mobilenet"], WRN),
+    "cifar100/wrn-28-10-dropout-twins": (["wrn-28-10-dropout-0.3", "wrn-28-10-dropout-0.3"], WRN),
+    "cifar100/wrn-28-4-twins": (["wrn-28-4", "wrn-28-4"], WRN),
+    "cifar100/resnet-110-twins": (["resnet-110", "resnet-110"], RESNET),
+    "cifar100/mobilenet-twins": (["mobilenet", "mobilenet"], RESNET),
+    "imagenet/resnet-18-twins": (["resnet-18", "resnet-18"], IMAGENET),
+    "imagenet/resnet-50-resnet-18": (["resnet-50", "resnet-18"], IMAGENET),
+    "table3/independent": (["wrn-28-10", "wrn-28-10"], WRN),
+    "table4/densenet-40-12-apfc": (["densenet-40-12", "densenet-40-12"], DENSENET),
+    "table4/wrn-28-10-narrow": (["wrn-28-10", "wrn-28-10"], WRN),
+    "table5/dml-ds": (["densenet-40-12", "densenet-40-12"], DENSENET),
+    "table6/resnet-164": (["resnet-164"], RESNET),
+    "table6/densenet-40-12": (["densenet-40-12"], DENSENET),
+    "table6/wrn-28-10": (["wrn-28-10"], WRN),
+    "table6/wrn-28-10-dropout": (["wrn-28-10-dropout-0.3"], WRN),
+    "table7/wrong-labels-20": (["densenet-40-12", "densenet-40-12"], DENSENET),
+    "table7/wrong-labels-50": (["densenet-40-12", "densenet-40-12"], DENSENET),
+    "table7/wrong-labels-80": (["densenet-40-12", "densenet-40-12"], DENSENET),
+    "kd/wrn-28-10-resnet-110": (["wrn-28-10", "resnet-110"], WRN),
+}
+
+# name: what it has that the pair it varies has not
+VARIANTS = {
+    "table3/independent": {"method": "independent"},
+    "table3/c4": {"exits": ("stem",)},
+    "table3/c3": {"exits": ("stage1",)},
+    "table3/c2": {"exits": ("stage2",)},
+    "table3/c2c3": {"exits": ("stage2", "stage1")},
+    "table3/c2c3c4": {"exits": ("stage2", "stage1", "stem")},
+    "table4/densenet-40-12-apfc": {"kind": "apfc"},
+    "table4/densenet-40-12-narrow": {"kind": "narrow"},
+    "table4/densenet-40-12-paper": {},
+    "table4/wrn-28-10-apfc": {"kind": "apfc"},
+    "table4/wrn-28-10-narrow": {"kind": "narrow"},
+    "table4/wrn-28-10-paper": {},
+    "table5/independent": {"method": "independent"},
+    "table5/dml": {"method": "dml"},
+    "table5/dml-ds": {"method": "dml_ds"},
+    "table5/dcm-1": {"method": "dcm_1"},
+    "table5/dcm-2": {"method": "dcm_2"},
+    "table5/dcm": {},
+    "table6/resnet-164": {"method": "ds"},
+    "table6/densenet-40-12": {"method": "ds"},
+    "table6/wrn-28-10": {"method": "ds"},
+    "table6/wrn-28-10-dropout": {"method": "ds"},
+    "table7/wrong-labels-20": {"data": "cifar10", "wrong_labels": 0.2},
+    "table7/wrong-labels-50": {"data": "cifar10", "wrong_labels": 0.5},
+    "table7/wrong-labels-80": {"data": "cifar10", "wrong_labels": 0.8},
+    "kd/wrn-28-10-resnet-110": {"method": "kd"},
+}
+
+REPORTED = {
+    "cifar100/resnet-164-twins": "22.56(0.20) 20.69(0.25) 20.72(0.14) 19.57(0.20) 19.59(0.15)",
+    "cifar100/wrn-28-10-twins": "18.72(0.24) 17.89(0.26) 17.95(0.07) 16.61(0.24) 16.65(0.22)",
+    "cifar100/densenet-40-12-twins": "24.91(0.18) 23.18(0.18) 23.15(0.20) 22.35(0.12) 22.41(0.17)",
+    "cifar100/wrn-28-10-resnet-110": "18.72(0.24) 26.55(0.26) 17.99(0.24) 24.42(0.19) 17.82(0.14) 22.99(0.30)",
+    "cifar100/wrn-28-10-wrn-28-4": "18.72(0.24) 21.39(0.30) 17.80(0.11) 20.21(0.16) 16.84(0.08) 18.76(0.14)",
+    "cifar100/wrn-28-10-mobilenet": "18.72(0.24) 26.30(0.35) 17.24(0.13) 23.91(0.22) 16.83(0.07) 21.43(0.20)",
+    "cifar100/wrn-28-10-dropout-twins": "18.64(0.19) 17.62(0.12) 17.61(0.13) 16.57(0.12) 16.59(0.15)",
+    "cifar100/wrn-28-4-twins": "21.39(0.30)",
+    "cifar100/resnet-110-twins": "27.66(0.60)",
+    "cifar100/mobilenet-twins": "23.60(0.22)",
+    "table3/independent": "18.72(0.24)",
+    "table3/c4": "17.16(0.14) 17.25(0.15)",
+    "table3/c3": "16.89(0.21) 17.04(0.06)",
+    "table3/c2": "17.40(0.20) 17.38(0.17)",
+    "table3/c2c3": "16.61(0.24) 16.65(0.22)",
+    "table3/c2c3c4": "16.59(0.12) 16.73(0.17)",
+    "table4/densenet-40-12-apfc": "25.10(0.25)",
+    "table4/densenet-40-12-narrow": "22.45(0.25)",
+    "table4/densenet-40-12-paper": "22.35(0.12)",
+    "table4/wrn-28-10-apfc": "18.23(0.10)",
+    "table4/wrn-28-10-narrow": "16.88(0.17)",
+    "table4/wrn-28-10-paper": "16.61(0.24)",
+    "table5/independent": "24.91(0.18)",
+    "table5/dml": "23.18(0.18) 23.15(0.20)",
+    "table5/dml-ds": "23.18(0.33) 23.08(0.28)",
+    "table5/dcm-1": "22.86(0.16) 22.89(0.14)",
+    "table5/dcm-2": "22.43(0.25) 22.51(0.18)",
+    "table5/dcm": "22.35(0.12) 22.41(0.17)",
+    "table6/resnet-164": "21.38(0.32) 22.56(0.20)",
+    "table6/densenet-40-12": "24.46(0.22) 24.91(0.18)",
+    "table6/wrn-28-10": "18.32(0.13) 18.72(0.24)",
+    "table6/wrn-28-10-dropout": "17.80(0.29) 18.64(0.19)",
+    "table7/wrong-labels-20": "9.85(0.24) 8.13(0.14) 7.11(0.11)",
+    "table7/wrong-labels-50": "17.93(0.39) 14.31(0.30) 12.08(0.34)",
+    "table7/wrong-labels-80": "35.32(0.42) 32.65(0.96) 31.26(0.94)",
+    "kd/wrn-28-10-resnet-110": "26.66 26.55(0.26)",
+    "imagenet/resnet-18-twins": "31.08/11.17 29.13/9.89 29.25/10.00 28.67/9.71 28.74/9.74",
+    "imagenet/mobilenetv2-twins": "27.80/9.50 26.61/8.85 26.78/8.97 25.62/8.16 25.74/8.21",
+    "imagenet/resnet-50-resnet-18": "25.47/7.58 31.08/11.17 25.24/7.56 28.65/9.49 24.92/7.42 27.93/9.19",
+}
+
+ENTRIES = {entry.name: entry for entry in recipes.describe()}
+
+
+def test_the_catalogue_does_not_shrink() -> None:
+    in_table_1 = 7
+    added_twins = 3
+    in_table_2 = 3
+    ablations = 6 + 6 + 6 + 4 + 3  # Tables 3 to 7
+    kd = 1
+    names = {"quickstart", "imagenet/mobilenetv2-twins", *PAPER, *VARIANTS}
+    assert len(names) == 1 + in_table_1 + added_twins + in_table_2 + ablations + kd
+    assert names <= set(recipes.NAMES)
+    assert list(recipes.NAMES) == list(ENTRIES)
+    assert all(re.fullmatch(r"[a-z0-9/.-]+", name) for name in recipes.NAMES), "a name must need no quotes in a shell"
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_hyper_parameters_are_the_papers(name: str) -> None:
+    recipe = ENTRIES[name].recipe
+    networks, (batch, epochs, lr, drops, factor, decay, nesterov) = PAPER[name]
+    assert list(recipe.networks.values()) == networks
+    assert recipe.batch_size == batch
+    assert (recipe.length.epochs, recipe.length.scale) == (epochs, 1.0)
+    optimizer, schedule = recipe.optimizer, recipe.schedule
+    assert isinstance(optimizer, Sgd)
+    assert isinstance(schedule, Steps)
+    assert (optimizer.lr, optimizer.weight_decay, optimizer.momentum, optimizer.nesterov) == (lr, decay, 0.9, nesterov)
+    assert [round(share * epochs, 6) for share in schedule.milestones] == drops
+    assert schedule.factor == pytest.approx(factor)
+    _has_only_the_papers_extras(recipe)
+
+
+def test_mobilenetv2_has_its_own_recipe() -> None:
+    recipe = ENTRIES["imagenet/mobilenetv2-twins"].recipe
+    assert list(recipe.networks.values()) == ["mobilenetv2", "mobilenetv2"]
+    assert (recipe.batch_size, recipe.length.epochs, recipe.length.scale) == (256, 150, 1.0)
+    assert (recipe.optimizer.lr, recipe.optimizer.weight_decay) == (0.05, 4e-5)
+    assert recipe.schedule == Cosine()
+    assert learning_rate(recipe, 1.0) == pytest.approx(0.0)
+    _has_only_the_papers_extras(recipe)
+
+
+def _has_only_the_papers_extras(recipe: Recipe) -> None:
+    augment = recipe.augment
+    if recipe.name.startswith("imagenet/"):
+        assert (recipe.data.image_size, augment.crop, augment.pad) == (256, 224, 0)
+    else:
+        assert (recipe.data.image_size, augment.crop, augment.pad) == (None, None, 4)
+    assert (augment.flip, augment.padding) == (True, "zero")
+    assert [augment.mixup, augment.cutmix, augment.randaugment, recipe.label_smoothing, recipe.ema] == [0] * 5
+    assert (recipe.weights, recipe.edges, recipe.temperature, recipe.accumulate) == ({}, {}, 1.0, 1)
+    assert (recipe.batchnorm_init, recipe.schedule.warmup) == ("ones", 0.0)
+
+
+@pytest.mark.parametrize("name", [name for name in recipes.NAMES if name != "quickstart"])
+def test_a_variant_differs_in_what_its_table_varies(name: str) -> None:
+    recipe = ENTRIES[name].recipe
+    standard = {"method": "dcm", "exits": None, "kind": "paper", "wrong_labels": 0.0}
+    standard["data"] = "folder" if name.startswith("imagenet/") else "cifar100"
+    found = {
+        "method": recipe.method,
+        "exits": recipe.heads.exits,
+        "kind": recipe.heads.kind,
+        "data": recipe.data.name,
+        "wrong_labels": recipe.data.wrong_labels,
+    }
+    assert found == {**standard, **VARIANTS.get(name, {})}
+
+
+@pytest.mark.parametrize("name", recipes.NAMES)
+def test_an_entry_says_what_to_expect_and_its_command_works(name: str) -> None:
+    entry = ENTRIES[name]
+    assert name == "quickstart" or REPORTED[name], name
+    for number in REPORTED.get(name, "").split():
+        assert number in entry.summary
+    program, verb, source, *rest = entry.commands[-1].split()
+    assert (program, verb, source) == ("codistill", "train", name)
+    assert rest[-2] == "--out"
+    assert recipes.resolve(source, rest[:-2]).seed == 1
+
+
+@pytest.mark.parametrize("name", recipes.NAMES)
+def test_an_entry_survives_being_written_down(name: str) -> None:
+    recipe = ENTRIES[name].recipe
+    assert recipe.name == name
+    assert recipes.loads(recipes.dumps(recipe)) == recipe
+    assert recipes.loads(recipes.dumps(recipe, "json")) == recipe
+
+
+def test_kd_cannot_be_had_without_a_teacher() -> None:
+    with pytest.raises(recipes.RecipeError, match=r"start\.teacher=FILE"):
+        recipes.get("kd/wrn-28-10-resnet-110")
+    recipe = recipes.get("kd/wrn-28-10-resnet-110", ["start.teacher=a.safetensors"])
+    assert recipe.start == {"teacher": "a.safetensors"}
+    assert recipe.graph.frozen == ("teacher",)
+
+
+def test_a_shorter_length_scales_the_recipe() -> None:
+    recipe = recipes.get("cifar100/wrn-28-4-twins", ["length.epochs=100"])
+    assert recipe.length.scale == 0.5
+    rates = [round(0.1 * learning_rate(recipe, epoch / 100), 6) for epoch in (0, 29, 30, 59, 60, 79, 80, 99)]
+    assert rates == [0.1, 0.1, 0.02, 0.02, 0.004, 0.004, 0.0008, 0.0008]
+    assert recipes.get("quickstart").length.scale is None
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("quikstart", "quickstart"), ("wrn-28-4-twins", "cifar100/wrn-28-4-twins"), ("zzz", "list")]
+)
+def test_an_unknown_recipe_is_suggested_a_known_one(name: str, meant: str) -> None:
+    with pytest.raises(recipes.RecipeError, match=meant):
+        recipes.resolve(name)
+
+
+def test_listings_and_errors_come_without_torch() -> None:
+    program = """
+import sys
+from codistill import recipes
+assert recipes.describe() and recipes.json_schema() and recipes.table()
+try:
+    recipes.get("quickstart", ["method=dmc"])
+except recipes.RecipeError as error:
+    print(error)
+assert "torch" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "unknown method 'dmc'" in done.stdout
+
+
+def test_the_documented_table_is_the_catalogue() -> None:
+    page = Path(__file__).parents[2].joinpath("docs", "recipes.md").read_text(encoding="utf-8")
+    assert recipes.table() in page, (
+        "paste the output of: python -c 'from codistill import recipes; print(recipes.table())'"
+    )
