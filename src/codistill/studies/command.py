@@ -10,7 +10,7 @@ from codistill.studies import catalogue
 from codistill.studies.output import print_report, print_table, write
 from codistill.studies.planning import plan_table, share_machine
 from codistill.studies.progress import Display
-from codistill.studies.published import publish
+from codistill.studies.published import publish, tables_from
 from codistill.studies.report import Results, build
 from codistill.studies.results import Result, read_result
 from codistill.studies.runner import STOPPED, Command, Failure, Outcome, run_all, train_command
@@ -57,8 +57,9 @@ def run_study(
     made = build(study, results, chosen_seeds, best_epoch=best_epoch)
     print_report(made, write(made, results, out), console)
     if publish_to is not None:
-        for run in (run for run in planned.runs if run.finished):
-            console.print(f"Published: {publish(run.folder, publish_to)}")
+        published = [publish(run.folder, publish_to) for run in planned.runs if run.finished]
+        tables = tables_from(publish_to)
+        console.print(f"Published {len(published)} runs in {publish_to}, and {len(tables)} files of tables made of them")
     return _conclude(outcome, planned, console)
 
 

@@ -1,0 +1,101 @@
+"""Results as a training would write them, made up, and children that only pretend to train."""
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from codistill.recipes import Recipe, files
+from codistill.studies.runner import Command
+from codistill.studies.study import Study
+
+ENVIRONMENT = {"commit": "0123456789abcdef", "dirty": False, "torch": "2.13.0", "cpu": "a CPU", "accelerators": []}
+
+
+def result_json(recipe: Recipe, errors: Mapping[str, float], **changes: Any) -> dict[str, Any]:
+    """A result.json whose networks end with ``errors`` (top-1 %) and were 1 point better an epoch before."""
+
+    def metrics(error: float) -> dict[str, float]:
+        return {"top1_error": error, "top5_error": error / 2, "nll": 1.0, "ece": 2.0}
+
+    last = recipe.length.epochs
+    epochs = [
+        {"epoch": epoch, "test": {f"{name}/final": metrics(error + shift) for name, error in errors.items()}}
+        for epoch, shift in [(last - 2, 5.0), (last - 1, -1.0), (last, 0.0)]
+    ]
+    networks = {
+        name: {
+            "network": recipe.networks[name],
+            "parameters": 1,
+            "last": metrics(error),
+            "best_epoch": {"epoch": last - 1, "top1_error": error - 1},
+        }
+        for name, error in errors.items()
+    }
+    return {
+        "format": 1,
+        "recipe": recipe.model_dump(mode="json"),
+        "scale": recipe.length.scale,
+        "networks": networks,
+        "epochs": epochs,
+        "data": {},
+        "environment": ENVIRONMENT,
+        "path": "eager",
+        "elapsed_s": 3600.0,
+        "peak_device_bytes": None,
+        **changes,
+    }
+
+
+def made_up_error(recipe: Recipe, network: str) -> float:
+    """Something that differs by method, network and seed."""
+    return 20 + len(recipe.method) + 0.1 * ord(network[0]) + 0.01 * recipe.seed**2
+
+
+def made_up_result(recipe: Recipe) -> dict[str, Any]:
+    return result_json(recipe, {name: made_up_error(recipe, name) for name in recipe.networks})
+
+
+def fill(folder: Path, recipe: Recipe, result: Mapping[str, Any] | None = None) -> None:
+    """Make ``folder`` a finished run."""
+    folder.mkdir(parents=True)
+    (folder / "recipe.yaml").write_text(files.dumps(recipe))
+    (folder / "result.json").write_text(json.dumps(result or made_up_result(recipe)))
+
+
+# argv: the recipe's file, the run's folder, the result to write.
+FINISH = """
+import pathlib, shutil, sys
+recipe, folder, result = map(pathlib.Path, sys.argv[1:4])
+folder.mkdir(parents=True, exist_ok=True)
+if recipe.parent != folder: shutil.copy(recipe, folder / "recipe.yaml")
+shutil.copy(result, folder / "result.json")
+"""
+
+
+def pretend(scratch: Path, script: Callable[[Recipe, Path], str] | None = None) -> Command:
+    """A command that trains nothing: it runs the Python text that ``script`` gives for a run, otherwise ``FINISH``."""
+    scratch.mkdir(exist_ok=True)
+
+    def command(recipe_file: Path, folder: Path) -> Sequence[str]:
+        recipe = files.load(recipe_file)
+        result = scratch / f"{folder.name}.json"
+        result.write_text(json.dumps(made_up_result(recipe)))
+        text = script(recipe, folder) if script else FINISH
+        return [sys.executable, "-S", "-E", "-c", text, str(recipe_file), str(folder), str(result)]
+
+    return command
+
+
+def made_up_results(study: Study, seeds: Sequence[int], folder: Path) -> dict[str, dict[int, Any]]:
+    """A result for every row and seed, read back from files as a study reads them."""
+    from codistill.studies.results import read_result
+
+    results: dict[str, dict[int, Any]] = {}
+    for row in study.rows:
+        for seed in seeds:
+            path = folder / f"{row.key.replace('/', '-')}-{seed}.json"
+            path.write_text(json.dumps(made_up_result(row.resolved().replace(seed=seed))))
+            results.setdefault(row.key, {})[seed] = read_result(path)
+    return results

@@ -1,0 +1,179 @@
+"""The studies that ship: all of the paper's tables, their rows, numbers and contradictions."""
+
+import sys
+from subprocess import run
+
+import pytest
+
+from codistill import recipes
+from codistill.studies import catalogue, paper
+from codistill.studies.rows import title
+from codistill.studies.runs import run_name
+from codistill.studies.statistics import Summary
+from codistill.studies.study import Row, Study, slug
+
+# Rows of each table of the paper, counted there: pairs × methods, placements, kinds, edges, networks × methods.
+ROWS = {
+    "demo": 3,
+    "table1": 7 * 3,
+    "table2": 3 * 3,
+    "table3": 6,
+    "table4": 2 * 3,
+    "table5": 6,
+    "table6": 4 * 3,
+    "table7": 3 * 3,
+    "kd": 4,
+    "efficiency": 7,
+    "curves": 3,
+    "wrn-28-4-twins": 4,
+    "wrn-28-4-edges": 6,
+    "wrn-16-4-noise": 9,
+    "wrn-28-4-mobilenet": 4,
+}
+
+
+def test_the_catalogue_is_complete() -> None:
+    assert {name: len(catalogue.get(name).rows) for name in catalogue.NAMES} == ROWS
+    for name in catalogue.NAMES:
+        study = catalogue.get(name)
+        assert study.name == name
+        assert study.title
+        assert study.contrasts
+
+
+def test_every_number_of_the_paper_stands_beside_a_row() -> None:
+    # Numbers printed in the paper's tables, a pair of networks counting two.
+    printed = {"table1": 42, "table2": 36, "table3": 12, "table4": 6, "table5": 12, "table6": 12, "table7": 9}
+    shown = {name: sum(len(row.paper) for row in catalogue.get(name).rows) for name in printed}
+    assert shown == printed
+
+
+def test_numbers_are_read_as_the_paper_prints_them() -> None:
+    assert paper.numbers("17.89(0.26) 17.95(0.07)") == {
+        ("a", "top1_error"): Summary(5, 17.89, 0.26),
+        ("b", "top1_error"): Summary(5, 17.95, 0.07),
+    }
+    assert paper.numbers("- 26.66") == {("b", "top1_error"): Summary(5, 26.66, None)}
+    assert paper.numbers("29.13/9.89", runs=None) == {
+        ("a", "top1_error"): Summary(None, 29.13, None),
+        ("a", "top5_error"): Summary(None, 9.89, None),
+    }
+    assert paper.numbers("") == {}
+    with pytest.raises(ValueError, match=r"18\.72\(0\.24\)"):
+        paper.numbers("about 18")
+
+
+def test_some_rows_by_hand() -> None:
+    def row(name: str, key: str) -> Row:
+        (found,) = [row for row in catalogue.get(name).rows if row.key == key]
+        return found
+
+    noisy = row("table7", "80-wrong/dcm")
+    assert noisy.recipe.data.wrong_labels == 0.8
+    assert noisy.recipe.data.name == "cifar10"
+    assert noisy.paper == {("a", "top1_error"): Summary(5, 31.26, 0.94)}
+    stem = row("table3", "wrn-28-10-same/c1-plus-c4")
+    assert stem.recipe.heads.exits == ("stem",)
+    assert stem.paper[("b", "top1_error")] == Summary(5, 17.25, 0.15)
+    mixed = row("table1", "wrn-28-10-mobilenet/dml")
+    assert mixed.recipe.networks == {"a": "wrn-28-10", "b": "mobilenet"}
+    assert mixed.paper[("b", "top1_error")] == Summary(5, 23.91, 0.22)
+    kd = row("kd", "wrn-28-10-resnet-110/kd")
+    assert kd.recipe.graph.frozen == ("a",)
+    assert kd.teachers["a"][0].recipe.method == "independent"
+
+
+def test_independent_training_of_the_efficiency_study_has_the_compute_of_dcm() -> None:
+    study = catalogue.get("efficiency")
+    (longer,) = [row for row in study.rows if row.longer != 1]
+    assert longer.resolved().length.epochs == 560
+    assert longer.resolved(["length.epochs=100"]).length.epochs == 280
+    # PAPER.md's independent count: forward GFLOP an image of WRN-28-4 with both heads and without.
+    assert longer.longer == pytest.approx(4.728 / 1.691, abs=0.01)
+
+
+def test_tables_share_runs_by_recipe() -> None:
+    def names(study: str) -> set[str]:
+        return {run_name(row.resolved().replace(seed=1)) for row in catalogue.get(study).rows}
+
+    assert names("curves") <= names("table1")
+    assert len(names("table1") & names("table5")) == 3  # independent, DML and DCM on DenseNet-40-12 twins
+    assert len(names("table1") & names("table3")) == 2  # independent and C1+C2C3
+    assert len(names("table1") & names("table4")) == 2
+    assert len(names("table1") & names("table6")) == 8
+    assert len(names("wrn-28-4-twins") & names("efficiency")) == 4
+    assert len(names("wrn-28-4-twins") & names("wrn-28-4-edges")) == 3
+    for name, count in ROWS.items():
+        assert len(names(name)) == count, f"{name}: two rows train the same"
+
+
+def test_titles_and_slugs() -> None:
+    assert title("wrn-28-10-dropout-0.3") == "WRN-28-10(+)"
+    assert title("mobilenetv2") == "MobileNetV2"
+    assert slug("WRN-28-10(+) & same") == "wrn-28-10-plus-same"
+
+
+def test_unknown_names_are_refused_with_what_is_allowed() -> None:
+    with pytest.raises(ValueError, match="unknown study 'tabel1'; did you mean 'table1'"):
+        catalogue.get("tabel1")
+    study = catalogue.get("table1")
+    with pytest.raises(
+        ValueError, match=r"unknown method in study table1 'dmc'; did you mean 'dml'.*independent, dml, dcm"
+    ):
+        study.only(methods=["dcm", "dmc"])
+    with pytest.raises(ValueError, match=r"unknown row of study table1 'wrn-28-10-sam'; did you mean"):
+        study.only(rows=["wrn-28-10-sam"])
+    with pytest.raises(ValueError, match="no row is of both"):
+        catalogue.get("table6").only(methods=["ds"], rows=["resnet-164/dcm"])
+    with pytest.raises(ValueError, match="unknown row of study s 'DCN'"):
+        Study("s", "s", study.rows[:3], contrasts=(("DCN", "DML"),))
+    with pytest.raises(ValueError, match="same key"):
+        Study("s", "s", (study.rows[0], study.rows[0]), contrasts=())
+
+
+def test_a_part_of_a_study() -> None:
+    study = catalogue.get("table1").only(methods=["independent", "dcm"], rows=["wrn-28-10-same", "resnet-164-same/dcm"])
+    assert [row.key for row in study.rows] == [
+        "resnet-164-same/dcm",
+        "wrn-28-10-same/independent",
+        "wrn-28-10-same/dcm",
+    ]
+    assert study.contrasts == (("DCM", "independent"),)
+
+
+@pytest.mark.parametrize(
+    ("name", "override", "what_to_type"),
+    [
+        ("demo", "method=dml", "--methods dcm"),
+        ("demo", "seed=3", "--seeds N"),
+        ("table1", "networks.a=wrn-28-4", "--rows"),
+        ("table1", "networks={a: wrn-28-4}", "--rows"),
+        ("table3", "heads.exits=[stem]", "--rows"),
+        ("table4", "heads.kind=apfc", "--rows"),
+        ("table7", "data.wrong_labels=0.4", "--rows"),
+        ("kd", "start.a=file", "--rows"),
+    ],
+)
+def test_overriding_what_the_rows_are_about_is_refused(name: str, override: str, what_to_type: str) -> None:
+    with pytest.raises(ValueError, match=what_to_type) as caught:
+        catalogue.get(name).check_overrides(["batch_size=32", override])
+    assert override.partition("=")[0] in str(caught.value)
+
+
+def test_other_overrides_are_not_contradictions() -> None:
+    for name in catalogue.NAMES:
+        catalogue.get(name).check_overrides(["length.epochs=3", "runtime.precision=bf16", "data.train_limit=100"])
+
+
+def test_a_contradiction_among_overrides_is_the_recipes_to_refuse() -> None:
+    row = catalogue.get("demo").rows[0]
+    with pytest.raises(recipes.RecipeError, match="given twice"):
+        row.resolved(["batch_size=3", "batch_size=4"])
+
+
+def test_no_torch_is_imported() -> None:
+    code = (
+        "import sys; from codistill.studies import catalogue, command; "
+        "[catalogue.get(name) for name in catalogue.NAMES]; assert 'torch' not in sys.modules"
+    )
+    assert run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,239 @@
+"""Tables from made-up results, in every form: what they show, and what they must not claim."""
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from synthetic import made_up_results, result_json
+
+from codistill.recipes import Recipe
+from codistill.studies import catalogue
+from codistill.studies.report import Report, Results, build
+from codistill.studies.results import Result, read_result
+from codistill.studies.statistics import Summary
+from codistill.studies.study import Study
+from codistill.studies.tables import Table
+
+# Two seeds of each method, network a and b, chosen so that every number below is checked in the head.
+ERRORS = {
+    "independent": {1: (26.0, 28.0), 2: (28.0, 30.0), 3: (27.0, 29.0)},
+    "dml": {1: (25.0, 27.0), 2: (27.5, 29.5), 3: (25.5, 27.5)},
+    "dcm": {1: (23.0, 25.0), 2: (25.1, 27.1), 3: (23.9, 25.9)},
+}
+
+
+@pytest.fixture
+def study() -> Study:
+    return catalogue.get("demo")
+
+
+def read(tmp_path: Path, recipe: Recipe, errors: tuple[float, float], **changes: Any) -> Result:
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(result_json(recipe, dict(zip("ab", errors, strict=True)), **changes)))
+    return read_result(path)
+
+
+def results_of(study: Study, tmp_path: Path, *overrides: str, seeds: tuple[int, ...] = (1, 2, 3)) -> Results:
+    return {
+        row.key: {
+            seed: read(tmp_path, row.resolved(overrides).replace(seed=seed), ERRORS[row.recipe.method][seed])
+            for seed in seeds
+        }
+        for row in study.rows
+    }
+
+
+def differences(report: Report) -> dict[str, dict[str, Any]]:
+    """The rows of the differences, of the mean of the networks."""
+    rows = report.differences.to_json()["rows"]
+    return {row["difference"]: row for row in rows if row["of"].startswith("mean")}
+
+
+def test_every_network_of_every_method_with_its_spread(study: Study, tmp_path: Path) -> None:
+    report = build(study, results_of(study, tmp_path), [1, 2, 3])
+    assert report.errors.columns == ("row", "n", "a", "b")
+    assert report.errors.rows[0] == ("independent", 3, Summary(3, 27.0, 1.0), Summary(3, 29.0, 1.0))
+    assert "| independent | 3 | 27.00(1.00) | 29.00(1.00) |" in report.to_markdown()
+
+
+def test_paired_differences_and_verdicts(study: Study, tmp_path: Path) -> None:
+    found = differences(build(study, results_of(study, tmp_path), [1, 2, 3]))
+    # DML − independent: −1, −0.5, −1.5; mean −1, std 0.5, margin 4.3027 · 0.5 / √3 = 1.2421: contains 0.
+    dml = found["DML − independent"]
+    assert (dml["n"], dml["ahead in"], dml["verdict"]) == (3, "3 of 3", "not decided")
+    assert dml["points"] == pytest.approx(-1.0)
+    assert dml["95 % interval"] == "-2.24 … 0.24"
+    # DCM − independent: −3, −2.9, −3.1: far from 0.
+    assert found["DCM − independent"]["verdict"] == "lower error"
+    per_network = [row[1] for row in build(study, results_of(study, tmp_path), [1]).differences.rows]
+    assert per_network == ["mean of a, b", "a", "b"] * 3
+
+
+def test_a_worse_method_is_called_worse(study: Study, tmp_path: Path) -> None:
+    results = dict(results_of(study, tmp_path))
+    keys = [row.key for row in study.rows]
+    results[keys[0]], results[keys[2]] = results[keys[2]], results[keys[0]]
+    assert differences(build(study, results, [1, 2, 3]))["DCM − independent"]["verdict"] == "higher error"
+
+
+def test_one_seed_has_no_spread_and_no_verdict(study: Study, tmp_path: Path) -> None:
+    report = build(study, results_of(study, tmp_path, seeds=(1,)), [1])
+    assert "| independent | 1 | 26.00 | 28.00 |" in report.to_markdown()
+    assert {row["verdict"] for row in differences(report).values()} == {"one pair: none"}
+    assert {row["95 % interval"] for row in differences(report).values()} == {None}
+
+
+def test_missing_runs_are_shown_as_missing_and_named(study: Study, tmp_path: Path) -> None:
+    results = {key: dict(by_seed) for key, by_seed in results_of(study, tmp_path).items()}
+    independent, dml, dcm = results
+    results[dcm] = {}
+    del results[dml][2]
+    report = build(study, results, [1, 2, 3])
+    assert "| DCM | 0 | missing | missing |" in report.to_markdown()
+    assert report.errors.rows[1][1] == 2
+    assert differences(report)["DCM − DML"]["verdict"] == "missing"
+    assert differences(report)["DML − independent"]["n"] == 2, "paired over the seeds that both have"
+    (note,) = [note for note in report.errors.notes if note.startswith("Missing")]
+    assert "DML (seed 2); DCM (seed 1, 2, 3)" in note
+    assert "codistill study demo --seeds 3" in note
+
+
+def test_short_trainings_claim_no_order(tmp_path: Path) -> None:
+    study = catalogue.get("curves")
+    short = build(study, results_of(study, tmp_path, "length.epochs=99"), [1, 2, 3])
+    assert {row["verdict"] for row in differences(short).values()} == {"inconclusive"}
+    assert any(note.startswith("Inconclusive") for note in short.errors.notes)
+    assert "Deviation: length.epochs: 200 → 99" in short.errors.notes
+    half = build(study, results_of(study, tmp_path, "length.epochs=100"), [1, 2, 3])
+    assert differences(half)["DCM − independent"]["verdict"] == "lower error"
+    assert any(note.startswith("Scale 0.50") for note in half.errors.notes)
+
+
+def test_toys_have_no_length_of_the_paper(study: Study, tmp_path: Path) -> None:
+    report = build(study, results_of(study, tmp_path, "length.epochs=3"), [1, 2, 3])
+    assert differences(report)["DCM − independent"]["verdict"] == "lower error"
+
+
+def test_a_longer_row_does_not_hide_that_the_others_are_short(tmp_path: Path) -> None:
+    study = catalogue.get("efficiency")
+    results = {row.key: {1: read(tmp_path, row.resolved(["length.epochs=80"]), (20.0, 20.0))} for row in study.rows}
+    assert any("has 0.40 of the full length" in note for note in build(study, results, [1]).errors.notes)
+
+
+def test_ours_beside_the_papers(tmp_path: Path) -> None:
+    study = catalogue.get("curves")
+    report = build(study, results_of(study, tmp_path), [1, 2, 3])
+    assert report.errors.columns == ("row", "n", "a", "a, paper", "b", "b, paper")
+    assert "| DML | 3 | 26.00(1.32) | 17.89(0.26) | 28.00(1.32) | 17.95(0.07) |" in report.to_markdown()
+    assert any("The paper has 5 runs" in note for note in report.errors.notes)
+
+
+def test_the_papers_number_goes_where_networks_were_changed(tmp_path: Path) -> None:
+    study = catalogue.get("curves")
+    changed = ["networks.a=wrn-16-2", "networks.b=wrn-16-2"]
+    report = build(study, results_of(study, tmp_path, *changed), [1, 2, 3])
+    assert [row[3] for row in report.errors.rows] == [None] * 3
+    assert "Deviation: networks.a: wrn-28-10 → wrn-16-2" in report.errors.notes
+
+
+def test_deviations_of_some_rows_say_which(study: Study, tmp_path: Path) -> None:
+    results = {key: dict(by_seed) for key, by_seed in results_of(study, tmp_path).items()}
+    dcm = study.rows[2]
+    recipe = dcm.resolved(["runtime.precision=bf16", "runtime.threads=1", "checkpoints.keep=9"]).replace(seed=1)
+    results[dcm.key][1] = read(tmp_path, recipe, (23.0, 25.0))
+    notes = [note for note in build(study, results, [1, 2, 3]).errors.notes if note.startswith("Deviation")]
+    assert notes == ["Deviation: runtime.precision: fp32 → bf16 (in DCM)"]
+
+
+def test_runs_of_different_commits_are_warned_of(study: Study, tmp_path: Path) -> None:
+    results = {key: dict(by_seed) for key, by_seed in results_of(study, tmp_path).items()}
+    same = build(study, results, [1, 2, 3]).errors.notes
+    assert not any("Warning" in note for note in same)
+    key, recipe = study.rows[0].key, study.rows[0].recipe
+    other = {"commit": "fedcba9876543210", "dirty": True, "accelerators": ["NVIDIA H200"], "torch": "2.11.0"}
+    results[key][1] = read(tmp_path, recipe, (26.0, 28.0), environment=other)
+    notes = build(study, results, [1, 2, 3]).errors.notes
+    assert "Warning: these runs are of 2 different commits." in notes
+    (machines,) = [note for note in notes if note.startswith("Ran on")]
+    assert machines == (
+        "Ran on NVIDIA H200, a CPU; torch 2.11.0, torch 2.13.0; commit 0123456789, fedcba9876 with changes."
+    )
+
+
+def test_the_best_epoch_has_columns_of_its_own_on_request(study: Study, tmp_path: Path) -> None:
+    report = build(study, results_of(study, tmp_path), [1, 2, 3], best_epoch=True)
+    assert report.errors.columns == ("row", "n", "a", "a, best epoch", "b", "b, best epoch")
+    assert report.errors.rows[0][2:4] == (Summary(3, 27.0, 1.0), Summary(3, 26.0, 1.0))
+    assert any("flatters" in note for note in report.errors.notes)
+
+
+def test_top_5_where_the_paper_reports_it(tmp_path: Path) -> None:
+    study = catalogue.get("table2").only(rows=["resnet-18-same"])
+    report = build(study, results_of(study, tmp_path, seeds=(1,)), [1])
+    assert report.errors.columns[2:6] == ("a top-1", "a top-1, paper", "a top-5", "a top-5, paper")
+    assert report.errors.rows[0][2:6] == (Summary(1, 26.0, None), Summary(None, 31.08, None), Summary(1, 13.0, None), Summary(None, 11.17, None))  # fmt: skip
+
+
+def test_a_frozen_teacher_is_not_compared(tmp_path: Path) -> None:
+    study = catalogue.get("kd")
+    results = made_up_results(study, [1, 2], tmp_path)
+    compared = [(row[0], row[1]) for row in build(study, results, [1, 2]).differences.rows]
+    assert ("KD − independent", "b") in compared
+    assert not any("KD" in contrast and "a" in of.replace("mean", "") for contrast, of in compared)
+
+
+def test_every_study_makes_its_table_in_every_form(tmp_path: Path) -> None:
+    made = 0
+    for name in catalogue.NAMES:
+        study = catalogue.get(name)
+        report = build(study, made_up_results(study, [1, 2], tmp_path), [1, 2])
+        assert len(report.errors.rows) == len(study.rows)
+        assert report.differences.rows
+        assert "missing" not in report.to_markdown()
+        assert len(list(csv.DictReader(io.StringIO(report.to_csv())))) == len(study.rows)
+        assert report.to_latex().count(r"\begin{tabular}") == 2
+        content = json.loads(json.dumps(report.to_json()))
+        assert len(content["runs"]) == 2 * len(study.rows)
+        assert report.errors.to_rich().row_count == len(study.rows)
+        made += 1
+    assert made == 15
+
+
+TABLE = Table(
+    "A & B",
+    ("row", "a", "n"),
+    (("x_1 | 5 % − 3", Summary(2, 18.725, 0.25), 2), ("y", "missing", 0), ("z", None, 1)),
+    ("Deviation: length.epochs: 200 → 100",),
+)
+
+
+def test_markdown() -> None:
+    assert TABLE.to_markdown() == (
+        "### A & B\n\n| row | a | n |\n| --- | ---: | ---: |\n| x_1 \\| 5 % − 3 | 18.73(0.25) | 2 |\n"
+        "| y | missing | 0 |\n| z |  | 1 |\n\n- Deviation: length.epochs: 200 → 100\n"
+    )
+
+
+def test_csv_has_numbers_in_columns_of_their_own() -> None:
+    assert TABLE.to_csv() == "row,a,a std,a n,n\nx_1 | 5 % − 3,18.725,0.25,2,2\ny,missing,,,0\nz,,,,1\n"
+
+
+def test_latex_is_escaped() -> None:
+    latex = TABLE.to_latex()
+    assert r"x\_1 | 5 \% $-$ 3 & 18.73(0.25) & 2 \\" in latex
+    assert r"\begin{tabular}{lrr}" in latex
+    assert r"200 $\to$ 100" in latex
+
+
+def test_json_has_numbers_in_full() -> None:
+    content = TABLE.to_json()
+    assert content["rows"][0] == {"row": "x_1 | 5 % − 3", "a": {"n": 2, "mean": 18.725, "std": 0.25}, "n": 2}
+    assert content["rows"][2]["a"] is None
+
+
+def test_a_ragged_table_is_refused() -> None:
+    with pytest.raises(ValueError, match="1 cells under 2 columns"):
+        Table("t", ("a", "b"), (("x",),))
