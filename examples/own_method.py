@@ -5,7 +5,7 @@ The paper's source mentions such a "top-down" variant of DCM; how it was defined
     python examples/own_method.py
 """
 
-from codistill.transfer.graph import Outline, TransferGraph
+from codistill import Outline, TransferGraph
 
 
 def top_down(outline: Outline) -> TransferGraph:

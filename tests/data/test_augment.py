@@ -59,6 +59,13 @@ def test_a_plan_depends_on_seed_and_epoch_alone() -> None:
         assert not any(torch.equal(drawn, flat(other)[field]) for field, drawn in later.items())
 
 
+def test_purposes_share_no_randomness() -> None:
+    drawn = plan(EVERYTHING).draws
+    assert drawn.flips is not None
+    assert drawn.strengths is not None
+    assert not torch.equal(drawn.flips, drawn.strengths.flatten()[:70] < 0), "both are coins: from one seed, the same"
+
+
 def test_an_images_draws_do_not_depend_on_the_batches_nor_on_other_settings() -> None:
     one, other = flat(plan(EVERYTHING, batch_size=32)), flat(plan(EVERYTHING, batch_size=5))
     alone = {

@@ -1,6 +1,8 @@
 """Folders of images: what is read, and what every kind of unusual folder gets."""
 
+import io
 import os
+import re
 import struct
 import zlib
 from collections.abc import Callable
@@ -71,37 +73,43 @@ def test_other_modes_become_rgb(image_folder: Path, mode: str) -> None:
     assert read(image_folder).train.pixels[0].min() >= 254
 
 
-def png_that_claims_to_be(width: int, height: int) -> bytes:
-    header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    data = b"IDAT" + zlib.compress(bytes(100))
-    chunks = (
-        struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk)) for chunk in (header, data)
-    )
-    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+def bomb(side: int) -> bytes:
+    """A valid black PNG of one bit a pixel: some kilobytes that unfold to ``side`` × ``side`` pixels."""
+    header = b"IHDR" + struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
+    data = b"IDAT" + zlib.compress(bytes((1 + side // 8) * side))
+    chunks = (header, data, b"IEND")
+    framed = (struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk)) for chunk in chunks)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(framed)
 
 
-def good_png(path: Path) -> bytes:
-    return next(path.glob("*.png")).read_bytes()
+def encoded(file_format: str) -> bytes:
+    file = io.BytesIO()
+    Image.effect_noise((40, 40), 50).save(file, file_format)
+    return file.getvalue()
 
 
-BAD_IMAGES: dict[str, Callable[[Path], bytes]] = {
-    "text": lambda folder: b"no picture",
-    "empty": lambda folder: b"",
-    "truncated": lambda folder: good_png(folder)[:-30],
-    "bomb": lambda folder: png_that_claims_to_be(10_000, 10_000),
-    "larger bomb": lambda folder: png_that_claims_to_be(60_000, 60_000),
-    "another format": lambda folder: b"GIF89a" + bytes(50),
+# Each with what the reason given for it must mention.
+BAD_IMAGES = {
+    "text": (b"no picture", "cannot identify"),
+    "empty": (b"", "cannot identify"),
+    "truncated": (encoded("PNG")[:-300], "(?i)truncated|broken"),
+    "truncated JPEG": (encoded("JPEG")[:-300], "(?i)truncated|broken"),
+    "bomb": (bomb(10_000), "decompression bomb"),
+    "larger bomb": (bomb(16_000), "decompression bomb"),
+    "another format": (encoded("GIF"), "cannot identify"),
 }
 
 
 @pytest.mark.parametrize("kind", BAD_IMAGES)
 def test_an_unreadable_image_is_named_or_skipped_and_counted(image_folder: Path, kind: str) -> None:
-    cats = image_folder / "train" / "cat"
-    (cats / "aa.png").write_bytes(BAD_IMAGES[kind](cats))
+    content, reason = BAD_IMAGES[kind]
+    (image_folder / "train" / "cat" / "aa.png").write_bytes(content)
     with pytest.raises(ValueError, match=r"train/cat/aa.png: unreadable image: .*bad_images=skip"):
         read(image_folder)
     data = read(image_folder, bad_images="skip")
-    assert [skipped["file"] for skipped in data.report["skipped"]] == ["train/cat/aa.png"]
+    (skipped,) = data.report["skipped"]
+    assert skipped["file"] == "train/cat/aa.png"
+    assert re.search(reason, skipped["why"])
     assert data.train.labels.tolist() == [0, 0, 0, 1, 1]
     assert data.train.pixels[1, 0, 0, 0] == 20, "the images after it moved up"
     assert data.train.pixels.untyped_storage().nbytes() == 5 * 3 * 8 * 8

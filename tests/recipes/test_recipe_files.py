@@ -74,6 +74,10 @@ def test_any_value_survives_yaml_and_json(value: Any) -> None:
     assert text.parse(text.to_yaml({"key": value}), "test").value == {"key": value}
 
 
+def test_an_unusual_line_break_is_kept() -> None:
+    assert text.parse(text.to_yaml({"a\x85": "\u2028"}), "test").value == {"a\x85": "\u2028"}
+
+
 def test_a_file_is_a_recipe(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(WHOLE)
@@ -245,6 +249,13 @@ def test_all_problems_are_told_at_once() -> None:
         ("line 16", "start.c"),
         ("line 15", "weights.gama"),
     ]
+
+
+def test_a_broken_key_does_not_make_others_look_wrong() -> None:
+    """``lam`` suits DML, which ``dlm`` may well have meant: judging it by the default method would mislead."""
+    with pytest.raises(recipes.RecipeError) as caught:
+        recipes.loads(WHOLE + "method: dlm\nweights: {lam: 1}\n")
+    assert [problem.path for problem in caught.value.problems] == ["method"]
 
 
 def test_many_problems_fit_a_screen() -> None:

@@ -1,6 +1,6 @@
 """``key=value`` changes, and the difference between two recipes."""
 
-from typing import Any
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -111,7 +111,7 @@ def test_bad_changes_and_what_they_lead_to_are_told_together() -> None:
     assert {problem.where for problem in caught.value.problems} == {"command line"}
 
 
-def test_an_error_points_at_the_command_line_and_not_at_the_line_it_replaced(tmp_path: Any) -> None:
+def test_an_error_points_at_the_command_line_and_not_at_the_line_it_replaced(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("base: quickstart\noptimizer:\n  lr: 0.1\n  weight_decay: -1\n")
     with pytest.raises(recipes.RecipeError) as caught:
@@ -120,6 +120,14 @@ def test_an_error_points_at_the_command_line_and_not_at_the_line_it_replaced(tmp
         "command line: optimizer.lr: must be greater than 0, not -1",
         "line 4: optimizer.weight_decay: must be greater than or equal to 0, not -1",
     ]
+
+
+def test_a_mapping_given_whole_leaves_no_line_of_the_file_behind(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("base: quickstart\nnetworks:\n  a: wrn-10-1\n  b: wrn-10-1\n")
+    with pytest.raises(recipes.RecipeError) as caught:
+        recipes.load(file, ["networks={a: wrn-11-1, b: wrn-10-1}"])
+    assert [(problem.where, problem.path) for problem in caught.value.problems] == [("command line", "networks.a")]
 
 
 VALUES = [

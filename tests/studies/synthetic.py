@@ -50,7 +50,7 @@ def result_json(recipe: Recipe, errors: Mapping[str, float], **changes: Any) -> 
 
 def made_up_error(recipe: Recipe, network: str) -> float:
     """Something that differs by method, network and seed."""
-    return 20 + len(recipe.method) + 0.1 * ord(network[0]) + 0.01 * recipe.seed**2
+    return 20 + len(recipe.method) + 0.1 * ord(network[0]) + 0.02 * recipe.seed**2
 
 
 def made_up_result(recipe: Recipe) -> dict[str, Any]:

@@ -1,11 +1,16 @@
 """The studies that ship: all of the paper's tables, their rows, numbers and contradictions."""
 
+import re
+import shlex
 import sys
+from pathlib import Path
 from subprocess import run
 
 import pytest
+from typer.main import get_command
 
 from codistill import recipes
+from codistill.cli.app import app
 from codistill.studies import catalogue, paper
 from codistill.studies.rows import title
 from codistill.studies.runs import run_name
@@ -88,7 +93,7 @@ def test_independent_training_of_the_efficiency_study_has_the_compute_of_dcm() -
     (longer,) = [row for row in study.rows if row.longer != 1]
     assert longer.resolved().length.epochs == 560
     assert longer.resolved(["length.epochs=100"]).length.epochs == 280
-    # PAPER.md's independent count: forward GFLOP an image of WRN-28-4 with both heads and without.
+    # Counted independently: forward GFLOP an image of WRN-28-4 with both heads and without.
     assert longer.longer == pytest.approx(4.728 / 1.691, abs=0.01)
 
 
@@ -118,7 +123,7 @@ def test_unknown_names_are_refused_with_what_is_allowed() -> None:
         catalogue.get("tabel1")
     study = catalogue.get("table1")
     with pytest.raises(
-        ValueError, match=r"unknown method in study table1 'dmc'; did you mean 'dml'.*independent, dml, dcm"
+        ValueError, match=r"unknown method in study table1 'dmc'; did you mean 'dml'.*Allowed: independent"
     ):
         study.only(methods=["dcm", "dmc"])
     with pytest.raises(ValueError, match=r"unknown row of study table1 'wrn-28-10-sam'; did you mean"):
@@ -177,3 +182,15 @@ def test_no_torch_is_imported() -> None:
         "[catalogue.get(name) for name in catalogue.NAMES]; assert 'torch' not in sys.modules"
     )
     assert run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_documentation_lists_every_study_and_its_commands_are_understood() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "reproduce.md").read_text(encoding="utf-8")
+    assert catalogue.table() in text
+    commands = re.findall(r"^codistill study .*$", text, re.MULTILINE)
+    assert len(commands) == 8
+    study_command = vars(get_command(app))["commands"]["study"]
+    for line in commands:
+        given = study_command.make_context("study", shlex.split(line)[2:]).params
+        study = catalogue.get(given["name"]).only(given["methods"] and given["methods"].split(","))
+        study.check_overrides(given["changes"])

@@ -84,6 +84,7 @@ class LiveTable:
             console=console,
             expand=True,
         )
+        self.bar.add_task("", total=None, epoch="", pace="")
         self.live = Live(
             get_renderable=self._render, console=console, refresh_per_second=REFRESHES_PER_S, transient=True
         )
@@ -117,12 +118,10 @@ class LiveTable:
 
     def _move_bar(self, position: "Position", timetable: "Timetable") -> None:
         steps = timetable.steps_taken(position)
-        if not self.bar.tasks:  # a continued run begins in the middle, which is no speed
-            self.bar.add_task("", total=timetable.steps, completed=steps, epoch="", pace="")
         task = self.bar.tasks[0]
         pace = f"{task.speed * self.recipe.batch_size:,.0f} images/s" if task.speed else ""
         epoch = f"{min(position.epoch + 1, timetable.epochs)}/{timetable.epochs}"
-        self.bar.update(task.id, completed=steps, epoch=epoch, pace=pace)
+        self.bar.update(task.id, total=timetable.steps, completed=steps, epoch=epoch, pace=pace)
 
     def _table(self) -> Table:
         table = Table(title=f"{self.recipe.name}, {self.recipe.method}, seed {self.recipe.seed}", title_justify="left")

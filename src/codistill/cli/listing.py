@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from inspect import getdoc
 
-from rich.console import Console
-
 from codistill import recipes
 from codistill.cli.output import console, two_columns
 from codistill.networks import names
@@ -52,8 +50,10 @@ def show_listings(what: str | None) -> None:
     """One listing, or all of them with a heading each."""
     if what is not None and what not in LISTINGS:
         raise unknown("listing", what, LISTINGS)
-    screen: Console = console()
-    for name in LISTINGS if what is None else [what]:
-        if what is None:
-            screen.print(f"\n{name}", style="bold underline")
-        screen.print(two_columns(LISTINGS[name]()))
+    screen = console()
+    if what is not None:
+        screen.print(two_columns(LISTINGS[what]()))
+        return
+    for name, listing in LISTINGS.items():
+        screen.print(name, style="bold underline")
+        screen.print(two_columns(listing()), "")

@@ -29,7 +29,7 @@ def train(source: str, changes: Sequence[str], out: Path | None, *, quiet: bool)
     if not (folder / "result.json").exists():
         options = ["--out", str(folder), *(["--quiet"] if quiet else [])]
         command = shlex.join(["codistill", "train", source, *changes, *options])
-        console().print(f"Stopped; everything is saved. The same command continues:\n  {command}")
+        typer.echo(f"Stopped; everything is saved. The same command continues:\n  {command}")
         return STOPPED
     conclude(folder, recipe)
     return DONE
@@ -73,7 +73,7 @@ class ConsoleHandler(logging.Handler):
         if record.levelno >= logging.WARNING:
             typer.echo(f"warning: {record.getMessage()}", err=True)
         else:
-            self.screen.print(record.getMessage())
+            self.screen.print(record.getMessage(), soft_wrap=True)
 
 
 @contextmanager
@@ -92,8 +92,7 @@ def log_to(screen: Console) -> Iterator[None]:
 def conclude(folder: Path, recipe: Recipe) -> None:
     """How it ended: the last epoch of every network, and where the files are."""
     result = read_result(folder)
-    screen = console()
-    screen.print(table(recipe.networks, last_epoch(result)))
+    console().print(table(recipe.networks, last_epoch(result)))
     epochs, elapsed = recipe.length.epochs, duration(result["elapsed_s"])
-    screen.print(f"{recipe.name}, {recipe.method}, seed {recipe.seed}: the last of {epochs} epochs, after {elapsed}")
-    screen.print(f"result   {folder / 'result.json'}\nweights  {folder / 'weights'}/NETWORK.safetensors, free of heads")
+    typer.echo(f"{recipe.name}, {recipe.method}, seed {recipe.seed}: the last of {epochs} epochs, after {elapsed}")
+    typer.echo(f"result   {folder / 'result.json'}\nweights  {folder / 'weights'}/NETWORK.safetensors, free of heads")

@@ -289,3 +289,10 @@ def get(name: str) -> Study:
     if name not in STUDIES:
         raise unknown("study", name, NAMES)
     return STUDIES[name]()
+
+
+def table() -> str:
+    """The catalogue as the Markdown table of docs/reproduce.md."""
+    studies = [get(name) for name in NAMES]
+    lines = [f"| `{study.name}` | {study.title} | {len(study.rows)} | {study.seeds} |" for study in studies]
+    return "\n".join(["| study | what it shows | rows | seeds |", "|---|---|---:|---:|", *lines])

@@ -59,8 +59,9 @@ def run_study(
     if publish_to is not None:
         published = [publish(run.folder, publish_to) for run in planned.runs if run.finished]
         tables = tables_from(publish_to)
-        console.print(f"Published {len(published)} runs in {publish_to}, and {len(tables)} files of tables made of them")
-    return _conclude(outcome, planned, console)
+        console.print(f"Published {len(published)} runs in {publish_to}, and {len(tables)} files of tables from them")
+    again = _command_line(name, overrides, len(chosen_seeds), out, methods, rows)
+    return _conclude(outcome, planned, again, console)
 
 
 def seed_range(seeds: int | None, study: Study) -> range:
@@ -79,12 +80,25 @@ def _finished(planned: Plan) -> Results:
     return results
 
 
-def _conclude(outcome: Outcome, planned: Plan, console: Console) -> int:
+def _command_line(
+    name: str,
+    overrides: Sequence[str],
+    seeds: int,
+    out: Path,
+    methods: Sequence[str] | None,
+    rows: Sequence[str] | None,
+) -> str:
+    chosen = {"--methods": methods, "--rows": rows}
+    parts = [part for option, names in chosen.items() if names for part in (option, ",".join(names))]
+    return shlex.join(["codistill", "study", name, *overrides, "--seeds", str(seeds), *parts, "--out", str(out)])
+
+
+def _conclude(outcome: Outcome, planned: Plan, again: str, console: Console) -> int:
     for failure in outcome.failures:
         _print_failure(failure, console)
     unfinished = sum(not run.finished for run in planned.runs)
     if unfinished:
-        console.print(f"\n{unfinished} of {len(planned.runs)} runs are not finished. The same command continues them.")
+        console.print(f"\n{unfinished} of {len(planned.runs)} runs are not finished. To continue them:\n  {again}")
     if outcome.failures:
         return FAILED
     return STOPPED if unfinished else DONE

@@ -93,11 +93,17 @@ def _next_ready(waiting: Sequence[Run]) -> Run | None:
 
 
 def _drop_blocked(waiting: list[Run], outcome: Outcome) -> None:
-    """A run whose teacher failed or stopped cannot begin."""
-    lost = {*(failure.run.folder for failure in outcome.failures), *(run.folder for run in outcome.stopped)}
-    for run in [run for run in waiting if any(needed.folder in lost for needed in run.needs)]:
-        waiting.remove(run)
-        outcome.failures.append(Failure(run, f"not begun: it starts from the weights of {run.needs[0].title}"))
+    """A run whose teacher failed or stopped cannot begin: it shares its teacher's fate."""
+    failed = {failure.run.folder for failure in outcome.failures}
+    stopped = {run.folder for run in outcome.stopped}
+    for run in list(waiting):
+        teachers = {needed.folder for needed in run.needs}
+        if teachers & failed:
+            waiting.remove(run)
+            outcome.failures.append(Failure(run, f"not begun: it starts from the weights of {run.needs[0].title}"))
+        elif teachers & stopped:
+            waiting.remove(run)
+            outcome.stopped.append(run)
 
 
 def _start(run: Run, out: Path, command: Command) -> _Child:

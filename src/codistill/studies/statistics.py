@@ -46,7 +46,7 @@ class Difference:
 
     @property
     def decided(self) -> bool:
-        """Whether the interval lies on one side of 0. Equal differences have none: errors are counts, and counts tie."""
+        """Whether the interval lies on one side of 0. Equal differences prove nothing: errors are counts, which tie."""
         return self.low is not None and self.high is not None and self.low < self.high and self.low * self.high > 0
 
 

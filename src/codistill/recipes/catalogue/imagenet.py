@@ -1,6 +1,6 @@
 """The ImageNet pairs of Table 2 (Yao & Sun, ECCV 2020).
 
-Results are top-1/top-5 test error in %, one run each: network a, then network b. The images are a folder
+Results are top-1/top-5 test error in %, network a, then network b; the paper says no n. The images are a folder
 ``train/<class>/*.jpg`` and ``test/<class>/*.jpg``, named by ``data.folder=FOLDER``; they are resized to 256×256,
 trained on random 224×224 crops and tested on the central one.
 """

@@ -1,0 +1,95 @@
+"""Which runs a study needs and what their folders are called."""
+
+from pathlib import Path
+
+import pytest
+from synthetic import fill
+
+from codistill import recipes
+from codistill.recipes import files
+from codistill.recipes.schema import AdamW, Sgd
+from codistill.studies import catalogue
+from codistill.studies.runs import plan_runs, run_name
+
+OUT = Path("out")
+
+
+def test_a_run_for_every_row_and_seed_seed_by_seed() -> None:
+    study = catalogue.get("demo")
+    plan = plan_runs(study, [1, 2], [], OUT, threads=1)
+    assert [run.title for run in plan.runs] == [
+        f"{study.groups[0]}, {label}, seed {seed}" for seed in (1, 2) for label in ("independent", "DML", "DCM")
+    ]
+    assert {run.recipe.runtime.threads for run in plan.runs} == {1}
+    assert [run.recipe.seed for run in plan.runs] == [1, 1, 1, 2, 2, 2]
+    assert all(run.folder.parent == OUT / "runs" for run in plan.runs)
+
+
+def test_overrides_reach_every_run() -> None:
+    plan = plan_runs(catalogue.get("demo"), [1], ["length.epochs=7", "runtime.threads=3"], OUT, threads=1)
+    assert {(run.recipe.length.epochs, run.recipe.runtime.threads) for run in plan.runs} == {(7, 3)}
+
+
+def test_names_say_what_is_trained_and_not_how() -> None:
+    recipe = recipes.get("cifar100/wrn-28-4-twins", ["seed=1"])
+    name = run_name(recipe)
+    assert name.startswith("cifar100-wrn-28-4-twins-dcm-seed1-")
+    same = ["name=other", "runtime.threads=4", "checkpoints.every_s=5", "data.folder=elsewhere"]
+    for change in same:
+        assert run_name(recipes.apply(recipe, [change])) == name
+    others = [
+        "seed=2",
+        "method=dml",
+        "length.epochs=100",
+        "heads.kind=narrow",
+        "runtime.precision=bf16",
+        "batch_size=64",
+    ]
+    others += ["optimizer.lr=0.2", "data.wrong_labels=0.2", "data.train_limit=100", "networks.b=wrn-28-10"]
+    names = {run_name(recipes.apply(recipe, [change])) for change in others}
+    assert len(names | {name}) == len(others) + 1
+
+
+def test_kinds_that_are_their_own_default_still_count() -> None:
+    recipe = recipes.get("quickstart")
+    sgd, adamw = (recipe.replace(optimizer=kind(lr=0.1, weight_decay=0.0)) for kind in (Sgd, AdamW))
+    assert run_name(sgd) != run_name(adamw)
+    schedules = [recipe.replace(schedule={"kind": kind}) for kind in ("cosine", "constant")]
+    assert run_name(schedules[0]) != run_name(schedules[1])
+
+
+def test_folders_of_images_are_told_apart() -> None:
+    here, there = (recipes.get("imagenet/resnet-18-twins", [f"data.folder={folder}"]) for folder in ("here", "there"))
+    assert run_name(here) != run_name(there)
+
+
+def test_a_student_comes_after_its_teacher_and_starts_from_its_weights() -> None:
+    study = catalogue.get("kd").only(methods=["kd"])
+    plan = plan_runs(study, [1, 2], [], OUT, None)
+    assert [run.recipe.method for run in plan.runs] == ["independent", "kd", "independent", "kd"]
+    for teacher, student in (plan.runs[:2], plan.runs[2:]):
+        assert student.needs == (teacher,)
+        assert student.recipe.start == {"a": str(teacher.folder / "weights" / "a.safetensors")}
+        assert student.recipe.seed == teacher.recipe.seed
+    moved = plan_runs(study, [1], [], Path("/elsewhere"), None)
+    assert moved.runs[1].name == plan.runs[1].name, "where files lie does not matter"
+
+
+def test_images_that_only_the_user_has_must_be_named() -> None:
+    study = catalogue.get("table2")
+    with pytest.raises(ValueError, match=r"ResNet-18 & same, independent: .* data\.folder=FOLDER"):
+        plan_runs(study, [1], [], OUT, None)
+    assert len(plan_runs(study, [1], ["data.folder=images"], OUT, None).runs) == 9
+
+
+def test_a_folder_whose_recipe_was_edited_is_refused(tmp_path: Path) -> None:
+    study = catalogue.get("demo")
+    first, *_ = plan_runs(study, [1], [], tmp_path, None).runs
+    fill(first.folder, first.recipe)
+    plan_runs(study, [1], [], tmp_path, threads=2)  # threads are no reason
+    edited = first.recipe.replace(batch_size=first.recipe.batch_size + 1)
+    (first.folder / "recipe.yaml").write_text(files.dumps(edited))
+    with pytest.raises(ValueError, match=r"another recipe:\s+batch_size: .*\s+Move that folder away") as caught:
+        plan_runs(study, [1], [], tmp_path, None)
+    assert str(first.folder) in str(caught.value)
+    assert first.finished, "nothing was touched"
