@@ -3,8 +3,8 @@
     python benchmarks/step.py                                   # the four pairs of benchmarks/RESULTS.md, DCM
     python benchmarks/step.py cifar100/wrn-28-4-twins method=dml --steps 100 --no-reference
 
-Images are random: the step's arithmetic does not depend on them. FLOPs are counted (2 per multiply-add, forward × 3); the
-matmul rate is bf16, 8192³, best of 20, measured in the same run.
+Images are random: the step's arithmetic does not depend on them. FLOPs are counted (2 per multiply-add, forward × 3);
+the matmul rate is bf16, 8192³, best of 20, measured in the same run.
 """
 
 import argparse
@@ -12,7 +12,6 @@ import json
 import time
 
 import torch
-from reference import throughput as plain_throughput
 
 from codistill import recipes
 from codistill.data.images import ImageData, Images
@@ -23,6 +22,7 @@ from codistill.engine.trainer import draw_epoch
 from codistill.engine.training import prepare_training
 from codistill.networks.counting import cost
 from codistill.recipes.schema import Recipe
+from reference import throughput as plain_throughput
 
 PAIRS = ("wrn-28-10-twins", "wrn-28-4-twins", "densenet-40-12-twins", "resnet-110-twins")
 

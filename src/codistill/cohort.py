@@ -34,7 +34,8 @@ class Member(nn.Module):
 
     def forward(self, images_BCHW: Tensor) -> dict[str, Tensor]:
         features = self.backbone.features(images_BCHW)
-        return {"final": features["final"], **{name: head(features[name]) for name, head in self.heads.items()}}
+        run = self.backbone.run
+        return {"final": features["final"], **{name: run(head, features[name]) for name, head in self.heads.items()}}
 
 
 class Cohort(nn.Module):
@@ -44,6 +45,9 @@ class Cohort(nn.Module):
     or names by network. A network's initial weights depend on the seed and on its name in the cohort alone, so
     they are the same whatever it learns with, and twins differ.
     """
+
+    members: Mapping[str, Member]
+    """A module dictionary, typed by what it holds."""
 
     def __init__(
         self,
@@ -69,7 +73,7 @@ class Cohort(nn.Module):
         wanted = _exits_by_network(exits, networks)
         classifiers = {name: _classifiers(name, network, wanted[name]) for name, network in architectures.items()}
         self.outline = Outline(classifiers)
-        self.members = nn.ModuleDict()
+        members: dict[str, Member] = {}
         for name, network in architectures.items():
             with _draws_from(derive(seed, "init", name)):
                 member = Member(network.backbone(num_classes, in_channels), {})
@@ -79,7 +83,8 @@ class Cohort(nn.Module):
                 with _draws_from(derive(seed, "init", f"{name}/{exit_name}")):
                     member.heads[exit_name] = network.head(exit_name, heads, num_classes)
                     _initialise_batchnorm(member.heads[exit_name], batchnorm_init)
-            self.members[name] = member
+            members[name] = member
+        self.members = cast(Mapping[str, Member], nn.ModuleDict(members))
         self.to(torch.get_default_device())
 
     def forward(self, images_BCHW: Tensor) -> dict[str, Tensor]:
@@ -94,7 +99,7 @@ class Cohort(nn.Module):
         """A copy of the network alone, as it ships: nothing that was added for learning is in it."""
         if name not in self.members:
             raise unknown("network", name, self.members)
-        return deepcopy(cast(Member, self.members[name]).backbone)
+        return deepcopy(self.members[name].backbone)
 
 
 @contextmanager

@@ -13,9 +13,8 @@ def did_you_mean(name: str, allowed: Iterable[str]) -> str:
 def unknown(kind: str, name: str, allowed: Iterable[str]) -> ValueError:
     """The error for a name that is not one of the allowed ones.
 
-    >>> raise unknown("method", "dmc", ["dml", "dcm"])
-    Traceback (most recent call last):
-    ValueError: unknown method 'dmc'; did you mean 'dcm'? Allowed: dml, dcm
+    >>> str(unknown("method", "dcmm", ["dml", "dcm"]))
+    "unknown method 'dcmm'; did you mean 'dcm'? Allowed: dml, dcm"
     """
     choices = list(allowed)
     hint = did_you_mean(name, choices)

@@ -117,11 +117,11 @@ class LiveTable:
         return Group(*parts)
 
     def _move_bar(self, position: "Position", timetable: "Timetable") -> None:
-        steps = timetable.steps_taken(position)
         task = self.bar.tasks[0]
-        pace = f"{task.speed * self.recipe.batch_size:,.0f} images/s" if task.speed else ""
+        pace = f"{task.speed:,.0f} images/s" if task.speed else ""
         epoch = f"{min(position.epoch + 1, timetable.epochs)}/{timetable.epochs}"
-        self.bar.update(task.id, total=timetable.steps, completed=steps, epoch=epoch, pace=pace)
+        total, done = timetable.epochs * timetable.images, timetable.images_seen(position)
+        self.bar.update(task.id, total=total, completed=done, epoch=epoch, pace=pace)
 
     def _table(self) -> Table:
         table = Table(title=f"{self.recipe.name}, {self.recipe.method}, seed {self.recipe.seed}", title_justify="left")

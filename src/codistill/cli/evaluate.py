@@ -35,6 +35,7 @@ def measure(run: Path, recipe: Recipe, result: dict[str, Any]) -> dict[str, Row]
     """Every network, built without heads from its name and its weight file, on the run's test images."""
     from torch import Tensor
 
+    from codistill.data.batches import AugmentSettings
     from codistill.data.load import load
     from codistill.engine.evaluate import evaluate
     from codistill.engine.runtime import prepare
@@ -50,10 +51,10 @@ def measure(run: Path, recipe: Recipe, result: dict[str, Any]) -> dict[str, Row]
         backbone = architecture(network).backbone(data.num_classes, data.channels)
         load_weights(backbone, run / "weights" / f"{name}.safetensors", name)
         backbones[name] = backbone.to(machine.device).eval()
-    on_device = OnDevice.of(data, machine.device)
+    on_device = OnDevice.of(data, machine.device, AugmentSettings(**recipe.augment.model_dump()))
 
     def classify(pixels: Tensor) -> dict[str, Tensor]:
-        images = on_device.normalised(pixels)
+        images = on_device.plain(pixels)
         with machine.autocast():
             return {name: backbone(images) for name, backbone in backbones.items()}
 

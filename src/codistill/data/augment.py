@@ -20,7 +20,7 @@ def augment(pixels_BCHW: Tensor, draws: Draws, settings: AugmentSettings, mean_C
     """
     pixels = pixels_BCHW
     if draws.crops is not None or draws.flips is not None:
-        pixels = crop_and_flip(pixels, draws.crops, draws.flips, settings.pad, settings.padding)
+        pixels = crop_and_flip(pixels, draws.crops, draws.flips, settings)
     if draws.operations is not None and draws.strengths is not None:
         pixels = randaugment(pixels, draws.operations, draws.strengths)
     return mix(normalise(pixels, mean_C, std_C), draws)
@@ -33,24 +33,34 @@ def normalise(pixels_BCHW: Tensor, mean_C: Tensor, std_C: Tensor) -> Tensor:
     return pixels_BCHW * scale[:, None, None] + shift[:, None, None]
 
 
+def centre_crop(pixels_BCHW: Tensor, settings: AugmentSettings) -> Tensor:
+    """What a network that trains on crops sees at test; the whole image where there is no crop."""
+    height, width = pixels_BCHW.shape[2:]
+    rows, columns = settings.cropped((height, width))
+    top, left = (height - rows) // 2, (width - columns) // 2
+    return pixels_BCHW[:, :, top : top + rows, left : left + columns]
+
+
 def crop_and_flip(
-    pixels_BCHW: Tensor, crops_B2: Tensor | None, flips_B: Tensor | None, pad: int, padding: str
+    pixels_BCHW: Tensor, crops_B2: Tensor | None, flips_B: Tensor | None, settings: AugmentSettings
 ) -> Tensor:
-    """Pad by ``pad``, crop at ``crops_B2`` to the old size, then mirror where ``flips_B``: all in one gather."""
+    """Pad, crop at ``crops_B2``, then mirror where ``flips_B``: all in one gather."""
     batch, channels, height, width = pixels_BCHW.shape
+    pad, padding = settings.pad, settings.padding
     if padding == "reflect" and pad >= min(height, width):
         raise ValueError(f"pad={pad} with padding=reflect needs images larger than {pad} pixels, not {height}×{width}")
     device = pixels_BCHW.device
-    rows_BH = torch.arange(height, device=device).expand(batch, height)
-    columns_BW = torch.arange(width, device=device).expand(batch, width)
+    cropped_height, cropped_width = settings.cropped((height, width))
+    rows_BH = torch.arange(cropped_height, device=device).expand(batch, cropped_height)
+    columns_BW = torch.arange(cropped_width, device=device).expand(batch, cropped_width)
     if flips_B is not None:
-        columns_BW = torch.where(flips_B[:, None], width - 1 - columns_BW, columns_BW)
+        columns_BW = torch.where(flips_B[:, None], cropped_width - 1 - columns_BW, columns_BW)
     if crops_B2 is not None:
         rows_BH, columns_BW = rows_BH + crops_B2[:, :1] - pad, columns_BW + crops_B2[:, 1:] - pad
     row_sources, column_sources = _inside(rows_BH, height), _inside(columns_BW, width)
     sources_BHW = row_sources[:, :, None] * width + column_sources[:, None, :]
-    sources_BCP = sources_BHW.view(batch, 1, height * width).expand(batch, channels, height * width)
-    cropped = pixels_BCHW.flatten(2).gather(2, sources_BCP).view_as(pixels_BCHW)
+    sources_BCP = sources_BHW.flatten(1)[:, None].expand(batch, channels, cropped_height * cropped_width)
+    cropped = pixels_BCHW.flatten(2).gather(2, sources_BCP).view(batch, channels, cropped_height, cropped_width)
     if padding == "reflect":
         return cropped
     # Where reflecting moved a coordinate, it pointed into the padding.

@@ -31,16 +31,23 @@ class AugmentSettings:
     mixup: float = 0.0
     cutmix: float = 0.0
     randaugment: int = 0  # magnitude, 0 to 30
+    crop: int | None = None  # side of the square that is cut out; None: as large as the image
 
     def __post_init__(self) -> None:
         if self.padding not in ("zero", "reflect"):
             raise unknown("padding", self.padding, ("zero", "reflect"))
         if self.pad < 0 or not 0 <= self.mixup < math.inf or not 0 <= self.cutmix < math.inf:
             raise ValueError(f"pad={self.pad}, mixup={self.mixup} and cutmix={self.cutmix} must be 0 (off) or more")
+        if self.crop is not None and self.crop < 1:
+            raise ValueError(f"crop={self.crop} must be at least 1, or None for the image's own size")
         if not 0 <= self.randaugment <= STRONGEST:
             raise ValueError(f"randaugment={self.randaugment} must be from 0 (off) to {STRONGEST}")
         if self.mixup and self.cutmix:
             raise ValueError("mixup and cutmix are both on; set one of them to 0")
+
+    def cropped(self, image_size: tuple[int, int]) -> tuple[int, int]:
+        """The size of what networks see of images of this size."""
+        return (self.crop, self.crop) if self.crop else image_size
 
 
 class Draws(NamedTuple):
@@ -108,15 +115,15 @@ def plan_epoch(
     address = Address(seed, epoch)
     order = torch.randperm(num_images, generator=address.generator("order"))
     draws = Draws(order, None, None, None, None, None, None, None)
-    if settings.pad:
-        crops = torch.randint(0, 2 * settings.pad + 1, (num_images, 2), generator=address.generator("crop"))
-        draws = draws._replace(crops=crops)
+    cropped_size = settings.cropped(image_size)
+    if settings.pad or settings.crop:
+        draws = draws._replace(crops=_crops(num_images, image_size, cropped_size, settings.pad, address))
     if settings.flip:
         draws = draws._replace(flips=torch.rand(num_images, generator=address.generator("flip")) < 0.5)
     if settings.randaugment:
         draws = draws._replace(**_operations(num_images, settings.randaugment / STRONGEST, address))
     if settings.mixup or settings.cutmix:
-        draws = draws._replace(**_mixing(num_images, batch_size, settings, image_size, address))
+        draws = draws._replace(**_mixing(num_images, batch_size, settings, cropped_size, address))
     return EpochPlan(draws, batch_size)
 
 
@@ -131,6 +138,16 @@ class Address(NamedTuple):
 
     def generator(self, purpose: str) -> torch.Generator:
         return torch.Generator().manual_seed(self.derive(purpose))
+
+
+def _crops(
+    num_images: int, image_size: tuple[int, int], cropped_size: tuple[int, int], pad: int, address: Address
+) -> Tensor:
+    """Top and left of every crop, anywhere in the padded image."""
+    places_2 = torch.tensor(image_size) + 2 * pad - torch.tensor(cropped_size) + 1
+    if places_2.min() < 1:
+        raise ValueError(f"crop={cropped_size[0]} is larger than images of {image_size} padded by {pad}; lower it")
+    return (torch.rand(num_images, 2, generator=address.generator("crop")) * places_2).long()
 
 
 def _operations(num_images: int, strength: float, address: Address) -> dict[str, Tensor]:

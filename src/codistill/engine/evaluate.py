@@ -72,7 +72,9 @@ class _Sums:
 def evaluate(classify: Classify, images: Images, batch_size: int) -> dict[str, Metrics]:
     """The metrics of every classifier that ``classify`` returns for raw pixels. The device is read once, at the end."""
     sums: dict[str, _Sums] = {}
-    for pixels, labels in zip(torch.split(images.pixels, batch_size), torch.split(images.labels, batch_size), strict=True):
+    for pixels, labels in zip(
+        torch.split(images.pixels, batch_size), torch.split(images.labels, batch_size), strict=True
+    ):
         for name, logits_BC in classify(pixels).items():
             sums.setdefault(name, _Sums.zero(logits_BC.device)).add(logits_BC, labels)
     return {name: total.metrics(len(images)) for name, total in sums.items()}

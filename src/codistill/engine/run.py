@@ -4,6 +4,7 @@
 uninterrupted one's; ``timing.jsonl`` holds the clock. ``result.json`` comes last: where it exists, the run is finished.
 """
 
+import json
 import logging
 import time
 from collections.abc import Iterator, Mapping
@@ -18,7 +19,17 @@ from codistill.data.images import ImageData
 from codistill.engine import environment
 from codistill.engine.checkpoint import Store
 from codistill.engine.evaluate import Metrics
-from codistill.engine.files import TEMPORARY, RunError, RunLock, read_json, to_json, write_atomically, write_json
+from codistill.engine.files import (
+    TEMPORARY,
+    RunError,
+    RunLock,
+    explained,
+    read_json,
+    sweep,
+    to_json,
+    write_atomically,
+    write_json,
+)
 from codistill.engine.journal import Journal
 from codistill.engine.timetable import Position, Timetable
 from codistill.engine.training import Training
@@ -28,7 +39,8 @@ from codistill.recipes.schema import Recipe
 
 log = logging.getLogger("codistill")
 
-RECIPE_FILE = "recipe.yaml"
+RECIPE_FILE, RESULT_FILE = "recipe.yaml", "result.json"
+MAX_BYTES = 256 * 2**20  # of a description of the data, which names every image that was skipped
 RESULT_FORMAT = 1
 
 
@@ -38,12 +50,11 @@ class Run:
     def __init__(self, folder: Path, recipe: Recipe, data: ImageData) -> None:
         self.folder, self.recipe, self.data = folder, recipe, data
         self.environment_file = folder / "environment.json"
-        self.result_file = folder / "result.json"
+        self.data_file = folder / "data.json"
         self.weights_folder = folder / "weights"
         self.journal = Journal(folder / "journal.jsonl")
         self.timing = Journal(folder / "timing.jsonl")
         self.store = Store(folder / "checkpoints", keep=recipe.checkpoints.keep)
-        self.path = ""
         self._opened_at = self._saved_at = time.monotonic()
         self._elapsed_before_s = 0.0
 
@@ -52,21 +63,31 @@ class Run:
     def open(cls, folder: Path, recipe: Recipe, data: ImageData) -> Iterator["Run"]:
         """Create the folder, or enter it again with the same recipe; another recipe is refused with the difference."""
         refuse_other_run(folder, recipe)
-        folder.mkdir(parents=True, exist_ok=True)
+        with explained(folder, "make the run's folder"):
+            folder.mkdir(parents=True, exist_ok=True)
         with RunLock(folder):
             # First of all the recipe: it is what makes the folder a run's, should anything die from here on.
             if not (folder / RECIPE_FILE).exists():
                 write_atomically(folder / RECIPE_FILE, files.dumps(recipe))
             with log_to(folder / "train.log"):
+                sweep(folder)
                 run = cls(folder, recipe, data)
-                if not run.environment_file.exists():
-                    write_json(run.environment_file, environment.describe())
                 with run.journal, run.timing:
+                    run._describe_once()
                     yield run
 
-    @property
-    def finished(self) -> bool:
-        return self.result_file.exists()
+    def _describe_once(self) -> None:
+        """Note where and on what the run began; other data would continue another training."""
+        if not self.environment_file.exists():
+            write_json(self.environment_file, environment.describe())
+        report = json.loads(to_json(self.data.report))
+        if not self.data_file.exists():
+            write_json(self.data_file, report)
+        elif read_json(self.data_file, MAX_BYTES) != report:
+            raise RunError(
+                f"{self.folder}: the data of {self.data.name} are not those that the run began with (see "
+                f"{self.data_file.name}); put them back, or begin another run with --out"
+            )
 
     @property
     def elapsed_s(self) -> float:
@@ -110,8 +131,11 @@ class Run:
         self.journal.append({"epoch": epoch, **learned, **measured})
         self.timing.append({"epoch": epoch, "elapsed_s": round(self.elapsed_s, 3)})
 
-    def finish(self, training: Training) -> None:
-        """Write every network's plain weights, then the result; the order makes the result the sign of completeness."""
+    def finish(self, training: Training, path: str) -> None:
+        """Write every network's plain weights, then the result; the order makes the result the sign of completeness.
+
+        ``path`` says how the step was computed.
+        """
         self.weights_folder.mkdir(exist_ok=True)
         for name, network in training.shipped().items():
             weights = {key: tensor.detach().cpu().contiguous() for key, tensor in network.state_dict().items()}
@@ -126,9 +150,9 @@ class Run:
             # One key: with several, safetensors writes them in an order that changes from process to process.
             content = safetensors.torch.save(weights, {"codistill": to_json(about)})
             write_atomically(self.weights_folder / f"{name}.safetensors", content)
-        write_json(self.result_file, self._result(training))
+        write_json(self.folder / RESULT_FILE, self._result(training, path))
 
-    def _result(self, training: Training) -> dict[str, Any]:
+    def _result(self, training: Training, path: str) -> dict[str, Any]:
         """The last epoch of every network is the result; the best epoch is shown only as such."""
         epochs = self.journal.read()
         networks = {}
@@ -151,7 +175,7 @@ class Run:
             "epochs": epochs,
             "data": self.data.report,
             "environment": read_json(self.environment_file),
-            "path": self.path,
+            "path": path,
             "elapsed_s": round(self.elapsed_s, 3),
             "peak_device_bytes": peak,
         }
@@ -162,12 +186,21 @@ def log_to(file: Path) -> Iterator[None]:
     """What the package logs is kept in the run's folder too, as plain lines."""
     handler = logging.FileHandler(file)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    level = log.level
+    log.setLevel(min(log.getEffectiveLevel(), logging.INFO))
     log.addHandler(handler)
     try:
         yield
     finally:
         log.removeHandler(handler)
+        log.setLevel(level)
         handler.close()
+
+
+def is_finished(folder: Path, recipe: Recipe) -> bool:
+    """Whether this very recipe has been trained to its end there."""
+    refuse_other_run(folder, recipe)
+    return (folder / RESULT_FILE).exists()
 
 
 def refuse_other_run(folder: Path, recipe: Recipe) -> None:

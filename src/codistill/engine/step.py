@@ -72,7 +72,7 @@ class CapturedStep:
 
         # The warm-up trains: put everything back afterwards.
         before = {name: tensor.clone() for name, tensor in self.training.tensors().items()}
-        beside = torch.cuda.Stream()
+        beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         beside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(beside):
             for _ in range(WARM_UP_STEPS):
@@ -102,7 +102,7 @@ def forward_side_by_side(networks: Networks, images: Tensor) -> dict[str, Tensor
     """The same with a CUDA stream per network: once recorded, small kernels of different networks overlap."""
     logits: dict[str, Tensor] = {}
     here = torch.cuda.current_stream()
-    streams = [torch.cuda.Stream() for _ in networks]
+    streams = [torch.cuda.Stream() for _ in networks]  # type: ignore[no-untyped-call]
     for stream, (name, network) in zip(streams, networks.items(), strict=True):
         stream.wait_stream(here)
         with torch.cuda.stream(stream):
@@ -134,8 +134,12 @@ def choose_step(training: Training) -> Step:
         networks = {name: torch.compile(member, fullgraph=True, dynamic=False) for name, member in networks.items()}
         path.append("compiled")
     captures = runtime.capture and training.machine.device.type == "cuda"
-    if captures and accumulate > 1:
-        log.warning("accumulate=%d: the step is not captured, so it is slower; a larger batch_size may fit", accumulate)
+    hindrances = [
+        *([f"accumulate={accumulate}"] if accumulate > 1 else []),
+        *(["runtime.activation_checkpointing=true"] if runtime.activation_checkpointing else []),
+    ]
+    if captures and hindrances:
+        log.warning("with %s the step cannot be captured as a CUDA graph, so it is slower", " and ".join(hindrances))
         captures = False
     path.append("captured as one CUDA graph" if captures else "step by step")
     return (CapturedStep if captures else PlainStep)(training, networks, ", ".join(path))

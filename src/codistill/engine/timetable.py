@@ -1,5 +1,6 @@
 """Where a run is, and what each step must know of its place: counted, never accumulated."""
 
+import math
 from dataclasses import dataclass
 
 from codistill.randomness import derive
@@ -31,14 +32,20 @@ class Turn:
 @dataclass(frozen=True)
 class Timetable:
     epochs: int
-    steps_per_epoch: int
+    images: int
+    """In one epoch."""
+    batch_size: int
     accumulate: int
     seed: int
 
     @classmethod
     def of(cls, recipe: Recipe, images: int) -> "Timetable":
-        # The short last batch is trained too.
-        return cls(recipe.length.epochs, -(-images // recipe.batch_size), recipe.accumulate, recipe.seed)
+        return cls(recipe.length.epochs, images, recipe.batch_size, recipe.accumulate, recipe.seed)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """The short last batch is trained too."""
+        return math.ceil(self.images / self.batch_size)
 
     @property
     def steps(self) -> int:
@@ -46,6 +53,9 @@ class Timetable:
 
     def steps_taken(self, position: Position) -> int:
         return position.epoch * self.steps_per_epoch + position.step
+
+    def images_seen(self, position: Position) -> int:
+        return position.epoch * self.images + min(position.step * self.batch_size, self.images)
 
     def turn(self, position: Position) -> Turn:
         now = self.steps_taken(position)

@@ -1,8 +1,8 @@
 """The loop: start reading here.
 
-``train`` is a generator that yields after every evaluation. Whoever drives it (the command line, a notebook, a study) may
-stop and call it again later with the same folder: it continues, bit for bit, as if it had never stopped, because every
-random draw is a function of the seed and of the position.
+``train`` is a generator that yields after every evaluation. Whoever drives it (the command line, a notebook, a study)
+may stop and call it again later with the same folder: it continues, bit for bit, as if it had never stopped, because
+every random draw is a function of the seed and of the position.
 """
 
 import logging
@@ -17,7 +17,7 @@ from codistill.data.images import ImageData
 from codistill.data.load import load
 from codistill.engine.evaluate import Metrics, ensemble, evaluate
 from codistill.engine.optim import set_learning_rate
-from codistill.engine.run import Run
+from codistill.engine.run import Run, is_finished
 from codistill.engine.runtime import prepare
 from codistill.engine.step import choose_step
 from codistill.engine.timetable import Position, Timetable
@@ -62,12 +62,12 @@ def train(
     ``data`` replaces what the recipe names. ``stop`` is asked after every update: when it says so, the run is saved and
     the generator ends. ``heartbeat`` hears of every step.
     """
+    if is_finished(Path(out), recipe):
+        log.info("%s is finished already", out)
+        return
     machine = prepare(recipe.runtime)
     data = data or load(seed=recipe.seed, **recipe.data.model_dump())
     with Run.open(Path(out), recipe, data) as run:
-        if run.finished:
-            log.info("%s is finished; its result is in %s", run.folder, run.result_file)
-            return
         training = prepare_training(recipe, data, machine)
         timetable = Timetable.of(recipe, len(data.train))
         position = run.continue_from_newest(training)
@@ -91,7 +91,7 @@ def train(
             position = Position(position.epoch + 1)
             if evaluates(recipe, position.epoch):
                 yield conclude_epoch(run, training, position, timetable)
-        run.finish(training)
+        run.finish(training, step.path)
 
 
 def draw_epoch(training: Training, epoch: int) -> EpochPlan:
@@ -103,7 +103,7 @@ def draw_epoch(training: Training, epoch: int) -> EpochPlan:
         epoch,
         training.recipe.seed,
         batch_size=training.recipe.batch_size,
-        settings=training.augmentation,
+        settings=training.data.augmentation,
         image_size=(height, width),
     )
     return plan.to(training.machine.device)
@@ -128,7 +128,7 @@ def conclude_epoch(run: Run, training: Training, position: Position, timetable: 
         metrics=metrics["test"],
         train_error=learned["train_error"],
         terms=learned["terms"],
-        images_per_s=done / timetable.steps_per_epoch * len(training.data.splits["train"]) / run.elapsed_s,
+        images_per_s=timetable.images_seen(position) / run.elapsed_s,
         elapsed_s=run.elapsed_s,
         remaining_s=run.elapsed_s / done * (timetable.steps - done),
     )
@@ -141,7 +141,7 @@ def measure(training: Training, epochs_done: int) -> dict[str, dict[str, Metrics
     shipped = training.shipped()
 
     def classify(pixels: Tensor) -> dict[str, Tensor]:
-        images = data.normalised(pixels).contiguous(memory_format=training.machine.memory_format)
+        images = data.plain(pixels).contiguous(memory_format=training.machine.memory_format)
         with training.machine.autocast():
             finals = {f"{name}/final": network(images) for name, network in shipped.items()}
             if not everything:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from codistill.cohort import Cohort
-from codistill.data.augment import augment, mix_labels, normalise
+from codistill.data.augment import augment, centre_crop, mix_labels, normalise
 from codistill.data.batches import AugmentSettings, Draws
 from codistill.data.images import ImageData, Images
 from codistill.engine.optim import MovingAverage, build_optimizer, optimizer_tensors
@@ -52,14 +52,23 @@ class OnDevice:
     mean: Tensor
     std: Tensor
     num_classes: int
+    augmentation: AugmentSettings
 
     @classmethod
-    def of(cls, data: ImageData, device: torch.device) -> "OnDevice":
+    def of(cls, data: ImageData, device: torch.device, augmentation: AugmentSettings) -> "OnDevice":
         mean, std = (torch.tensor(values, device=device) for values in (data.mean, data.std))
-        return cls({split: images.to(device) for split, images in data.splits.items()}, mean, std, data.num_classes)
+        splits = {split: images.to(device) for split, images in data.splits.items()}
+        return cls(splits, mean, std, data.num_classes, augmentation)
 
-    def normalised(self, pixels: Tensor) -> Tensor:
-        return normalise(pixels, self.mean, self.std)
+    def augmented(self, draws: Draws, label_smoothing: float) -> tuple[Tensor, Tensor]:
+        """A training batch: images as networks take them, and labels, hard or soft."""
+        train = self.splits["train"]
+        images = augment(train.pixels[draws.indices], draws, self.augmentation, self.mean, self.std)
+        return images, mix_labels(train.labels[draws.indices], draws, self.num_classes, label_smoothing)
+
+    def plain(self, pixels: Tensor) -> Tensor:
+        """Images as networks take them at test."""
+        return normalise(centre_crop(pixels, self.augmentation), self.mean, self.std)
 
 
 @dataclass(frozen=True)
@@ -74,7 +83,6 @@ class Training:
     average: MovingAverage | None
     tally: Tally
     data: OnDevice
-    augmentation: AugmentSettings
 
     def tensors(self) -> dict[str, Tensor]:
         groups: dict[str, Iterable[tuple[str, Tensor]]] = {
@@ -99,15 +107,13 @@ class Training:
 
     def batch(self, draws: Draws) -> tuple[Tensor, Tensor]:
         """The step's augmented, normalised images and its labels, hard or soft."""
-        data, train = self.data, self.data.splits["train"]
-        images = augment(train.pixels[draws.indices], draws, self.augmentation, data.mean, data.std)
-        labels = mix_labels(train.labels[draws.indices], draws, data.num_classes, self.recipe.label_smoothing)
+        images, labels = self.data.augmented(draws, self.recipe.label_smoothing)
         return images.contiguous(memory_format=self.machine.memory_format), labels
 
     def shipped(self) -> dict[str, nn.Module]:
         """The networks as users get them: without heads, and averaged where the recipe says so."""
-        backbones = {name: member.backbone for name, member in self.cohort.members.items()}
-        return {**backbones, **(self.average.backbones if self.average else {})}
+        backbones: dict[str, nn.Module] = {name: member.backbone for name, member in self.cohort.members.items()}
+        return backbones | (dict(self.average.backbones.items()) if self.average else {})
 
     def set_mode(self, *, learning: bool) -> None:
         """Training mode for the networks that learn; a frozen teacher always stays in evaluation mode."""
@@ -129,9 +135,10 @@ def prepare_training(recipe: Recipe, data: ImageData, machine: Machine) -> Train
     )
     for name, file in recipe.start.items():
         load_weights(cohort.members[name].backbone, Path(file), name)
-    for name in graph.frozen:
-        cohort.members[name].requires_grad_(False)
-    cohort.to(machine.device, memory_format=machine.memory_format)
+    for name, member in cohort.members.items():
+        member.requires_grad_(name not in graph.frozen)
+        member.backbone.recomputes = recipe.runtime.activation_checkpointing
+    cohort.to(machine.device).to(memory_format=machine.memory_format)  # type: ignore[call-overload]
     objective = Objective(graph).to(machine.device)
     learning = [name for name in recipe.networks if name not in graph.frozen]
     training = Training(
@@ -142,8 +149,7 @@ def prepare_training(recipe: Recipe, data: ImageData, machine: Machine) -> Train
         optimizer=build_optimizer(recipe, cohort),
         average=MovingAverage(cohort, learning, recipe.ema) if recipe.ema else None,
         tally=Tally(objective.names, tuple(f"{name}/final" for name in learning), machine.device),
-        data=OnDevice.of(data, machine.device),
-        augmentation=AugmentSettings(**recipe.augment.model_dump(exclude={"crop"})),
+        data=OnDevice.of(data, machine.device, AugmentSettings(**recipe.augment.model_dump())),
     )
     training.set_mode(learning=True)
     return training
@@ -154,9 +160,9 @@ def load_weights(backbone: nn.Module, file: Path, name: str) -> None:
     try:
         weights = load_file(file)
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"start.{name}={file}: not a readable safetensors file ({error})") from None
+        raise ValueError(f"network {name!r}: {file} is not a readable safetensors file ({error})") from None
     mine = backbone.state_dict()
     odd = sorted(mine.keys() ^ weights.keys()) or [k for k in mine if mine[k].shape != weights[k].shape]
     if odd:
-        raise ValueError(f"start.{name}={file} does not fit the network: {len(odd)} tensors differ, first {odd[0]!r}")
+        raise ValueError(f"network {name!r}: {file} does not fit; {len(odd)} tensors differ, first {odd[0]!r}")
     backbone.load_state_dict(weights)

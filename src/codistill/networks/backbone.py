@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from codistill.networks.recompute import recomputed
+
 
 @dataclass(frozen=True)
 class Exit:
@@ -32,6 +34,8 @@ class Backbone(nn.Module):
         self.stages = nn.ModuleDict(stages)
         self.classifier = classifier
         self.exits = tuple(exits)
+        self.recomputes = False
+        """Whether stages are run again in the backward pass instead of keeping their activations."""
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
         return self.features(images_BCHW)["final"]
@@ -42,10 +46,15 @@ class Backbone(nn.Module):
         features = {}
         x = images_BCHW
         for name, stage in self.stages.items():
-            x = stage(x)
+            x = self.run(stage, x)
             if name in exit_names:
                 features[name] = x
         return {**features, "final": self.classifier(x)}
+
+    def run(self, part: nn.Module, x: Tensor) -> Tensor:
+        """A part of the network, or a head on it, in the way that the network is told to."""
+        output: Tensor = recomputed(part, x) if self.recomputes and self.training else part(x)
+        return output
 
 
 class Architecture(ABC):

@@ -220,7 +220,7 @@ class Recipe(Settings):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
-        if found := [*self._misnamed(), *self._graph_problems(), *self._size_problems()]:
+        if found := [*self._misnamed(), *self._graph_problems(), *self._switch_problems()]:
             raise InconsistentError(found)
         return self
 
@@ -267,11 +267,23 @@ class Recipe(Settings):
             message = f"missing; with {self.method} this network only teaches, so give its weights: start.{name}=FILE"
             yield Contradiction(("start", name), message, frozenset(about))
 
-    def _size_problems(self) -> Iterator[Contradiction]:
+    def _switch_problems(self) -> Iterator[Contradiction]:
+        """Settings that are sound alone and cannot be had together."""
         image, crop = self.data.image_size, self.augment.crop
         if image and crop and crop > image + 2 * self.augment.pad:
             message = f"{crop} is more than data.image_size={image} with augment.pad={self.augment.pad} on both sides"
             yield Contradiction(("augment", "crop"), message, frozenset({"data", "augment"}))
+        optimizer = self.optimizer
+        if isinstance(optimizer, Sgd) and optimizer.reset_momentum_at_drops:
+            about = frozenset({"optimizer", "schedule"})
+            if not isinstance(self.schedule, Steps):
+                message = f"goes with schedule.kind=steps; {self.schedule.kind} has no drops"
+                yield Contradiction(("optimizer", "reset_momentum_at_drops"), message, about)
+            if not optimizer.momentum:
+                yield Contradiction(("optimizer", "reset_momentum_at_drops"), "there is no momentum to reset", about)
+        if self.runtime.activation_checkpointing and self.runtime.compile:
+            message = "goes with compile=false: the compiler decides by itself what to compute twice"
+            yield Contradiction(("runtime", "activation_checkpointing"), message, frozenset({"runtime"}))
 
 
 def _strangers(

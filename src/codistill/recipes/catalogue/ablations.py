@@ -228,7 +228,7 @@ def kd_wrn_28_10_resnet_110() -> Recipe:
     """A trained, frozen WRN-28-10 teaches ResNet-110: 26.66, against 26.55(0.26) alone under the same recipe.
 
     codistill train cifar100/wrn-28-10-twins method=independent seed=1 --out runs/teacher
-    codistill train kd/wrn-28-10-resnet-110 start.teacher=runs/teacher/a.safetensors seed=1 --out runs/kd
+    codistill train kd/wrn-28-10-resnet-110 start.teacher=runs/teacher/weights/a.safetensors seed=1 --out runs/kd
     """
     networks = {"teacher": "wrn-28-10", "student": "resnet-110"}
     pair = cifar.wrn_28_10_resnet_110()

@@ -1,0 +1,64 @@
+"""What a weight file says of itself: enough to build its network and to feed it."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import safetensors.torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from codistill.data.images import ImageData
+from codistill.engine.files import to_json
+from codistill.networks.backbone import Backbone
+from codistill.networks.build import architecture
+
+METADATA = "codistill"  # the one key, as a run's own weight files have it
+
+
+@dataclass(frozen=True)
+class Identity:
+    network: str
+    num_classes: int
+    in_channels: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    class_names: tuple[str, ...]
+
+    @classmethod
+    def of_data(cls, network: str, data: ImageData) -> "Identity":
+        return cls(network, data.num_classes, data.channels, data.mean, data.std, data.class_names)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Identity":
+        values = json.loads(text)
+        sequences = {key: tuple(values.pop(key)) for key in ("mean", "std", "class_names")}
+        return cls(**values, **sequences)
+
+    def build(self, weights: Mapping[str, Tensor]) -> Backbone:
+        """A freshly made network that holds exactly these weights; to be used, not trained."""
+        network = architecture(self.network).backbone(self.num_classes, self.in_channels)
+        try:
+            network.load_state_dict(weights, strict=True)
+        except RuntimeError as error:
+            raise ValueError(f"the weights do not fit a {self.network}: {error}") from None
+        network.eval().requires_grad_(False)
+        return network
+
+
+def write_weights(path: Path, identity: Identity, weights: Mapping[str, Tensor]) -> None:
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+    safetensors.torch.save_file(plain, path, {METADATA: to_json(asdict(identity))})
+
+
+def read_weights(path: Path) -> tuple[Identity, dict[str, Tensor]]:
+    """A weight file that codistill wrote, whether a run's or an export's."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            identity = Identity.from_json(file.metadata()[METADATA])
+            return identity, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{path} is not a readable safetensors file ({error})") from None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise ValueError(f"{path} does not say which network it holds, so codistill did not write it") from None

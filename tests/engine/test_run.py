@@ -1,0 +1,94 @@
+"""A run's folder: nobody else's files are touched, and only the very same training continues there."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from codistill.engine.files import RunError
+from codistill.engine.trainer import train
+from codistill.recipes import files
+from codistill.recipes.schema import Recipe
+from tiny import tiny_recipe
+
+
+def run(recipe: Recipe, out: Path) -> int:
+    return sum(1 for _ in train(recipe, out))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("finished") / "run"
+    assert run(tiny_recipe(), out) == 2
+    return out
+
+
+def test_what_a_finished_run_leaves(finished: Path) -> None:
+    names = {path.name for path in finished.iterdir()}
+    assert names == {
+        *("recipe.yaml", "environment.json", "data.json", "journal.jsonl", "timing.jsonl", "train.log", "lock"),
+        *("checkpoints", "weights", "result.json"),
+    }
+    assert files.load(finished / "recipe.yaml") == tiny_recipe()
+    result = json.loads((finished / "result.json").read_text())
+    journal = [json.loads(line) for line in (finished / "journal.jsonl").read_text().splitlines()]
+    assert result["epochs"] == journal
+    assert result["networks"]["a"]["last"] == journal[-1]["test"]["a/final"]
+    # resnet-8: stem 144 + 32, blocks 4,672 + 13,952 + 55,552, classifier 650
+    assert result["networks"]["b"]["parameters"] == 75_002
+    assert result["path"] == "fp32, step by step"
+    assert result["data"]["wrong_labels"]["count"] == 28
+    assert "captured" not in (finished / "train.log").read_text()
+    assert "step by step" in (finished / "train.log").read_text()
+
+
+def test_every_classifier_and_the_ensemble_are_measured_in_the_last_epoch(finished: Path) -> None:
+    first, last = (json.loads(line)["test"] for line in (finished / "journal.jsonl").read_text().splitlines())
+    assert set(first) == {"a/final", "b/final"}
+    assert set(last) == {"ensemble", *(f"{n}/{e}" for n in "ab" for e in ("final", "stage1", "stage2"))}
+
+
+def test_the_journal_has_no_clock_and_terms_that_sum_to_the_loss(finished: Path) -> None:
+    record = json.loads((finished / "journal.jsonl").read_text().splitlines()[0])
+    assert set(record) == {"epoch", "terms", "train_error", "test"}
+    assert len(record["terms"]) == 6 + 18
+
+
+def test_a_finished_run_is_left_alone(finished: Path) -> None:
+    before = (finished / "result.json").stat().st_mtime_ns
+    assert run(tiny_recipe(), finished) == 0
+    assert (finished / "result.json").stat().st_mtime_ns == before
+
+
+def test_another_recipe_is_refused_with_the_difference(finished: Path) -> None:
+    with pytest.raises(RunError, match=r"another recipe:\n  method: dcm → dml\n  seed: 3 → 4\n"):
+        run(tiny_recipe(method="dml", seed=4), finished)
+
+
+def test_somebody_elses_folder_is_refused_and_untouched(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(RunError, match="files that are not a run's"):
+        run(tiny_recipe(), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_other_data_do_not_continue_a_run(tmp_path: Path) -> None:
+    for _ in train(tiny_recipe(), tmp_path / "run", stop=lambda: True):
+        pass
+    described = json.loads((tmp_path / "run" / "data.json").read_text())
+    described["sets"]["train"]["pixels_sha256"] = "0" * 64
+    (tmp_path / "run" / "data.json").write_text(json.dumps(described))
+    with pytest.raises(RunError, match="not those that the run began with"):
+        run(tiny_recipe(), tmp_path / "run")
+
+
+@pytest.mark.parametrize("left", [["lock"], ["lock", ".tmp-recipe.yaml-17"], ["recipe.yaml"]])
+def test_a_run_that_died_while_it_began_begins_again(left: list[str], tmp_path: Path) -> None:
+    for name in left:
+        (tmp_path / name).write_text(files.dumps(tiny_recipe(length={"epochs": 1})) if name == "recipe.yaml" else "")
+    assert run(tiny_recipe(length={"epochs": 1}), tmp_path) == 1
+
+
+def test_the_written_recipe_is_plain_yaml(finished: Path) -> None:
+    assert yaml.safe_load((finished / "recipe.yaml").read_text())["method"] == "dcm"

@@ -1,0 +1,223 @@
+"""What a step does, against plain PyTorch and numpy; what holds around it."""
+
+import copy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from codistill.data.images import Images
+from codistill.data.load import load
+from codistill.engine import trainer
+from codistill.engine.evaluate import evaluate
+from codistill.engine.optim import set_learning_rate
+from codistill.engine.runtime import prepare
+from codistill.engine.step import choose_step
+from codistill.engine.timetable import Position, Timetable
+from codistill.engine.training import Training, prepare_training
+from codistill.recipes.schema import Recipe, Sgd, Steps
+from tiny import tiny_recipe
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+
+DIVISIBLE = {"name": "fashion", "train_limit": 64, "test_limit": 10}
+PLAIN = {"networks": {"a": "wrn-10-1", "b": "resnet-8"}, "ema": 0.0}
+
+
+@pytest.fixture
+def in_float64() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def started(recipe: Recipe) -> Training:
+    return prepare_training(recipe, load(seed=recipe.seed, **recipe.data.model_dump()), prepare(recipe.runtime))
+
+
+def take_steps(training: Training, steps: int) -> None:
+    step, timetable = choose_step(training), Timetable.of(training.recipe, len(training.data.splits["train"]))
+    for now in range(steps):
+        position = Position(*divmod(now, timetable.steps_per_epoch))
+        turn = timetable.turn(position)
+        set_learning_rate(training.optimizer, training.recipe, turn)
+        step(trainer.draw_epoch(training, position.epoch).step(position.step), turn)
+
+
+@pytest.mark.usefixtures("in_float64")
+def test_twenty_steps_by_hand_and_by_the_library_give_the_same_weights() -> None:
+    import by_hand
+
+    recipe = tiny_recipe(
+        **PLAIN,
+        length={"epochs": 20},
+        optimizer=Sgd(lr=0.05, weight_decay=5e-4).model_dump(),
+        schedule=Steps(milestones=()).model_dump(),
+    )
+    training = started(recipe)
+    nets = tuple(copy.deepcopy(member) for member in training.cohort.members.values())
+    before = torch.cat([parameter.detach().flatten() for parameter in training.cohort.parameters()])
+    draws = [trainer.draw_epoch(training, now // 3).step(now % 3) for now in range(20)]
+    by_hand.train(nets, [training.batch(drawn) for drawn in draws], lr=0.05, momentum=0.9, weight_decay=5e-4)
+    take_steps(training, 20)
+    for ours, theirs in zip(training.cohort.members.values(), nets, strict=True):
+        for (name, tensor), expected in zip(ours.state_dict().items(), theirs.state_dict().values(), strict=True):
+            torch.testing.assert_close(tensor, expected, rtol=0, atol=1e-10, msg=name)
+    after = torch.cat([parameter.detach().flatten() for parameter in training.cohort.parameters()])
+    assert (after - before).abs().max() > 0.01, "they must have learned something for this to say anything"
+
+
+def test_a_frozen_teacher_stays_as_it_was_loaded(tmp_path: Path) -> None:
+    first = tiny_recipe(**PLAIN, method="independent", length={"epochs": 1})
+    for _ in trainer.train(first, tmp_path / "first"):
+        pass
+    file = tmp_path / "first" / "weights" / "a.safetensors"
+    recipe = tiny_recipe(**PLAIN, method="kd", start={"a": str(file)}, length={"epochs": 1})
+    for _ in trainer.train(recipe, tmp_path / "kd"):
+        pass
+    taught = tmp_path / "kd" / "weights"
+    assert (taught / "a.safetensors").read_bytes() == file.read_bytes()
+    assert (taught / "b.safetensors").read_bytes() != (tmp_path / "first" / "weights" / "b.safetensors").read_bytes()
+
+
+def test_networks_learn_again_after_an_evaluation() -> None:
+    """A peer's trap: left in evaluation mode, batch statistics freeze after the first epoch."""
+    training = started(tiny_recipe())
+    take_steps(training, 1)
+    trainer.measure(training, epochs_done=1)
+    assert all(module.training for module in training.cohort.modules())
+    counted = training.cohort.state_dict()["members.b.backbone.stages.stem.1.num_batches_tracked"].clone()
+    take_steps(training, 1)
+    assert training.cohort.state_dict()["members.b.backbone.stages.stem.1.num_batches_tracked"] == counted + 1
+
+
+def test_metrics_equal_numpy() -> None:
+    generator = np.random.default_rng(0)
+    logits, labels = generator.normal(size=(200, 12)) * 3, generator.integers(0, 12, 200)
+    images = Images(torch.arange(200, dtype=torch.float32).view(200, 1, 1, 1), torch.from_numpy(labels))
+    table = torch.from_numpy(logits)
+    (measured,) = evaluate(lambda pixels: {"a": table[pixels.flatten().long()]}, images, batch_size=33).values()
+
+    probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    order = np.argsort(-logits, axis=1)
+    right = order[:, 0] == labels
+    assert measured.top1_error == pytest.approx(100 * (~right).mean())
+    missed5 = [label not in row[:5] for label, row in zip(labels, order, strict=True)]
+    assert measured.top5_error == pytest.approx(100 * np.mean(missed5))
+    assert measured.nll == pytest.approx(-np.log(probabilities[np.arange(200), labels]).mean(), rel=1e-6)
+    confidence, ece = probabilities.max(1), 0.0
+    for low in range(15):
+        inside = (confidence > low / 15) & (confidence <= (low + 1) / 15)
+        ece += inside.sum() / 200 * abs(confidence[inside].mean() - right[inside].mean()) if inside.any() else 0.0
+    assert measured.ece == pytest.approx(100 * ece, rel=1e-5)
+
+
+def test_the_moving_average_is_the_recurrence_and_is_what_ships() -> None:
+    training = started(tiny_recipe(networks=PLAIN["networks"], ema=0.9))
+    key = "stages.stem.weight"
+    expected = training.cohort.members["a"].backbone.state_dict()[key].double().numpy().copy()
+    for step in range(4):
+        take_steps(training, 1) if step == 0 else take_again(training, step)
+        current = training.cohort.members["a"].backbone.state_dict()[key].double().numpy()
+        expected = 0.9 * expected + 0.1 * current
+    np.testing.assert_allclose(training.shipped()["a"].state_dict()[key].numpy(), expected, rtol=1e-5, atol=1e-7)
+
+
+def take_again(training: Training, step: int) -> None:
+    timetable = Timetable.of(training.recipe, len(training.data.splits["train"]))
+    position = Position(*divmod(step, timetable.steps_per_epoch))
+    choose_step(training)(trainer.draw_epoch(training, position.epoch).step(position.step), timetable.turn(position))
+
+
+def test_recomputing_activations_changes_nothing() -> None:
+    """Dropout included: the second run of a stage repeats the first one's draws, and counts no batch twice."""
+    kept, recomputed = (
+        started(tiny_recipe()),
+        started(tiny_recipe(runtime={"activation_checkpointing": True, "threads": 1})),
+    )
+    take_steps(kept, 4)
+    take_steps(recomputed, 4)
+    for (name, tensor), other in zip(kept.tensors().items(), recomputed.tensors().values(), strict=True):
+        assert torch.equal(tensor, other), name
+
+
+def test_accumulated_batches_are_one_update() -> None:
+    """Half batches, two per update, without batch statistics: the same weights as whole batches."""
+    common = {"networks": {"a": "wrn-10-1"}, "method": "ds", "ema": 0.0, "data": DIVISIBLE}
+    whole = started(tiny_recipe(**common, batch_size=64))
+    halves = started(tiny_recipe(**common, batch_size=32, accumulate=2))
+    for training in (whole, halves):
+        training.cohort.eval()
+    take_steps(whole, 1)
+    take_steps(halves, 2)
+    for ours, theirs in zip(whole.cohort.parameters(), halves.cohort.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_learning_rates_per_network_and_drops_at_the_papers_epochs() -> None:
+    recipe = tiny_recipe(
+        length={"epochs": 200},
+        optimizer=Sgd(lr=0.1, weight_decay=5e-4, lr_of={"b": 0.02}, weight_decay_of={"a": 0.0}).model_dump(),
+        schedule=Steps(milestones=(0.3, 0.6, 0.8), factor=0.2).model_dump(),
+    )
+    training, timetable = started(recipe), Timetable.of(recipe, 50_000)
+    assert [group["weight_decay"] for group in training.optimizer.param_groups] == [0.0, 5e-4]
+    for epoch, step, factor in [
+        (0, 0, 1),
+        (59, 1562, 1),
+        (60, 0, 0.2),
+        (119, 1562, 0.2),
+        (120, 0, 0.04),
+        (160, 0, 0.008),
+    ]:
+        set_learning_rate(training.optimizer, recipe, timetable.turn(Position(epoch, step)))
+        rates = [group["lr"] for group in training.optimizer.param_groups]
+        assert rates == pytest.approx([0.1 * factor, 0.02 * factor])
+
+
+def test_the_authors_momentum_reset() -> None:
+    changes = {"lr": 0.05, "weight_decay": 5e-4, "reset_momentum_at_drops": True}
+    training = started(
+        tiny_recipe(optimizer={"kind": "sgd", **changes}, schedule=Steps(milestones=(0.5,)).model_dump())
+    )
+    take_steps(training, 3)
+    momentum = [slots["momentum_buffer"] for slots in training.optimizer.state.values()]
+    timetable = Timetable.of(training.recipe, 70)
+    set_learning_rate(training.optimizer, training.recipe, timetable.turn(Position(0, 2)))
+    assert all(buffer.any() for buffer in momentum)
+    set_learning_rate(training.optimizer, training.recipe, timetable.turn(Position(1, 0)))
+    assert not any(buffer.any() for buffer in momentum)
+
+
+def test_only_heads_that_the_graph_uses_are_built() -> None:
+    names = [list(started(tiny_recipe(method=m)).cohort.members["a"].heads) for m in ("independent", "dml", "dcm")]
+    assert names == [[], [], ["stage2", "stage1"]]
+
+
+def test_a_checkpoint_of_another_network_is_refused() -> None:
+    one, other = started(tiny_recipe()), started(tiny_recipe(networks={"a": "resnet-8", "b": "resnet-8"}))
+    with pytest.raises(ValueError, match=r"does not fit this recipe: \d+ tensors differ, first"):
+        one.restore(other.tensors())
+    changed = {**one.tensors(), "tally/sums": torch.zeros(3)}
+    with pytest.raises(ValueError, match=r"tally/sums is \[3\], not \["):
+        one.restore(changed)
+
+
+@pytest.mark.parametrize("content", [b"no tensors", None])
+def test_weights_that_cannot_be_read(content: bytes | None, tmp_path: Path) -> None:
+    file = tmp_path / "teacher.safetensors"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ValueError, match=r"network 'a': .*teacher.safetensors is not a readable safetensors file"):
+        started(tiny_recipe(**PLAIN, start={"a": str(file)}))
+
+
+def test_weights_of_another_network(tmp_path: Path) -> None:
+    file = tmp_path / "teacher.safetensors"
+    save_file({"weight": torch.zeros(3)}, file)
+    with pytest.raises(ValueError, match=r"network 'a': .* does not fit; \d+ tensors differ, first"):
+        started(tiny_recipe(**PLAIN, start={"a": str(file)}))
