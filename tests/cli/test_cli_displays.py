@@ -16,7 +16,7 @@ from codistill.engine.trainer import Progress
 from codistill.recipes import get
 
 RECIPE = get("quickstart", ["length.epochs=4"])
-TIMETABLE = Timetable(epochs=4, steps_per_epoch=10, accumulate=1, seed=0)
+TIMETABLE = Timetable(epochs=4, images=1000, batch_size=100, accumulate=1, seed=0)
 PROGRESS = Progress(
     epoch=2,
     epochs=4,

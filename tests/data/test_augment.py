@@ -9,7 +9,7 @@ import torch
 from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
-from codistill.data.augment import augment, mix_labels, normalise
+from codistill.data.augment import augment, centre_crop, mix_labels, normalise
 from codistill.data.batches import AugmentSettings, Draws, EpochPlan, plan_epoch
 from codistill.data.randaugment import COLOURS, OPERATIONS, randaugment
 
@@ -107,6 +107,34 @@ def assert_uniform(values: Tensor, kinds: int) -> None:
     expected = len(values) / kinds
     assert len(counts) == kinds
     assert (counts - expected).abs().max() < 6 * (expected * (1 - 1 / kinds)) ** 0.5
+
+
+@pytest.mark.parametrize(("pad", "crop"), [(0, 7), (2, 7), (2, 12), (0, 9)])
+def test_crops_of_another_size_equal_a_plain_loop(pad: int, crop: int) -> None:
+    settings = AugmentSettings(pad=pad, crop=crop)
+    draws = whole_batch(settings)
+    assert draws.crops is not None
+    assert draws.flips is not None
+    truth = np.empty((70, 3, crop, crop), dtype=np.uint8)
+    for number, image in enumerate(batch_of(draws).numpy()):
+        top, left = draws.crops[number].tolist()
+        window = np.pad(image, ((0, 0), (pad, pad), (pad, pad)))[:, top : top + crop, left : left + crop]
+        truth[number] = window[:, :, ::-1] if draws.flips[number] else window
+    np.testing.assert_array_equal(augment(batch_of(draws), draws, settings, *UNIT).round().numpy(), truth)
+    places = [12 + 2 * pad - crop, 9 + 2 * pad - crop]
+    assert draws.crops.amax(0).tolist() == places, "every place must be reachable, the last ones too"
+
+
+def test_at_test_the_crop_is_the_centre() -> None:
+    np.testing.assert_array_equal(centre_crop(PIXELS, AugmentSettings(crop=7)), PIXELS[:, :, 2:9, 1:8])
+    np.testing.assert_array_equal(centre_crop(PIXELS, PLAIN), PIXELS)
+
+
+def test_a_crop_that_does_not_fit() -> None:
+    with pytest.raises(ValueError, match=r"crop=14 is larger than images of \(12, 9\) padded by 1"):
+        whole_batch(AugmentSettings(pad=1, crop=14))
+    with pytest.raises(ValueError, match="crop=0 must be at least 1"):
+        AugmentSettings(crop=0)
 
 
 @pytest.mark.parametrize("padding", ["zero", "reflect"])

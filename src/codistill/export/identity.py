@@ -7,7 +7,7 @@ from pathlib import Path
 
 import safetensors.torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from codistill.data.images import ImageData
 from codistill.engine.files import to_json
@@ -39,12 +39,18 @@ class Identity:
     def build(self, weights: Mapping[str, Tensor]) -> Backbone:
         """A freshly made network that holds exactly these weights; to be used, not trained."""
         network = architecture(self.network).backbone(self.num_classes, self.in_channels)
-        try:
-            network.load_state_dict(weights, strict=True)
-        except RuntimeError as error:
-            raise ValueError(f"the weights do not fit a {self.network}: {error}") from None
+        load_strictly(network, weights, "these weights")
         network.eval().requires_grad_(False)
         return network
+
+
+def load_strictly(module: nn.Module, weights: Mapping[str, Tensor], what: str) -> None:
+    """Every tensor of the module, and none besides; ``what`` is how the error calls the weights."""
+    mine = module.state_dict()
+    odd = sorted(mine.keys() ^ weights.keys()) or [key for key in mine if mine[key].shape != weights[key].shape]
+    if odd:
+        raise ValueError(f"{what} do not fit the network: {len(odd)} tensors differ, the first is {odd[0]!r}")
+    module.load_state_dict(weights)
 
 
 def write_weights(path: Path, identity: Identity, weights: Mapping[str, Tensor]) -> None:

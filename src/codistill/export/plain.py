@@ -17,9 +17,9 @@ from codistill.data.load import load
 from codistill.engine.checkpoint import Saved, Store
 from codistill.engine.files import RunError, read_json
 from codistill.engine.journal import read_journal
-from codistill.engine.run import MAX_BYTES, RECIPE_FILE, RESULT_FILE, RESULT_FORMAT
+from codistill.engine.run import MAX_BYTES, RECIPE_FILE, RESULT_FILE
 from codistill.engine.timetable import Position
-from codistill.export.identity import Identity, read_weights
+from codistill.export.identity import Identity, load_strictly, read_weights
 from codistill.networks.backbone import Backbone
 from codistill.recipes import files
 from codistill.recipes.schema import Recipe
@@ -27,28 +27,32 @@ from codistill.wording import unknown
 
 
 @dataclass(frozen=True)
-class Shipped:
-    """A network out of its run, beside the cohort that it learned in."""
+class History:
+    """What a run's folder tells of one of its networks, besides the weights."""
 
-    name: str
+    folder: Path
     recipe: Recipe
+    name: str
     finished: bool
-    done: Position
-    identity: Identity
-    network: Backbone
-    cohort: Cohort
-    heads_kept: bool
-    """Whether the cohort's heads are the trained ones; where no checkpoint is left they are new, in the same places."""
-    data: ImageData | None
-    """The run's own data; None where they are not at hand any more."""
     report: Mapping[str, Any]
-    """What the run noted of its data."""
-    measured: Mapping[str, Any] | None
-    """The network's metrics at the last evaluation, and its ``epoch``; None before the first."""
+    """What was noted of the data."""
     environment: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, run: Path, name: str) -> "History":
+        if not (run / RECIPE_FILE).is_file():
+            raise ValueError(
+                f"{run} is no run: it has no {RECIPE_FILE}; give the folder that `codistill train --out` wrote"
+            )
+        recipe = files.load(run / RECIPE_FILE)
+        if name not in recipe.networks:
+            raise unknown(f"network of {run}", name, recipe.networks)
+        report, environment = (read_json(run / file, MAX_BYTES) for file in ("data.json", "environment.json"))
+        return cls(run, recipe, name, (run / RESULT_FILE).exists(), report, environment)
 
     @property
     def averaged(self) -> bool:
+        """Whether it is the moving average that ships."""
         return self.recipe.ema > 0 and self.name not in self.recipe.graph.frozen
 
     @property
@@ -62,54 +66,108 @@ class Shipped:
         return height, width
 
     @property
+    def store(self) -> Store:
+        return Store(self.folder / "checkpoints")
+
+    def measured_until(self, epoch: int) -> dict[str, Any] | None:
+        """The network's metrics at the last evaluation up to then, with its ``epoch``; None before the first."""
+        records = [record for record in read_journal(self.folder / "journal.jsonl") if record["epoch"] <= epoch]
+        return {"epoch": records[-1]["epoch"], **records[-1]["test"][f"{self.name}/final"]} if records else None
+
+    def data_at_hand(self) -> ImageData | None:
+        """The run's own data, if they can still be read and are still the same."""
+        try:
+            data = load(seed=self.recipe.seed, **self.recipe.data.model_dump())
+        except (ValueError, OSError):
+            return None
+        return data if data.report["sets"]["test"] == self.report["sets"]["test"] else None
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """A network out of its run, beside the cohort that it learned in."""
+
+    history: History
+    done: Position
+    identity: Identity
+    network: Backbone
+    cohort: Cohort
+    heads_kept: bool
+    """Whether the cohort's heads are the trained ones; where no checkpoint is left they are new, in the same places."""
+    data: ImageData | None
+
+    @property
     def input_shape(self) -> tuple[int, int, int]:
-        return self.identity.in_channels, *self.augmentation.cropped(self.image_size)
+        history = self.history
+        return self.identity.in_channels, *history.augmentation.cropped(history.image_size)
 
     def prepared(self, pixels_BCHW: Tensor) -> Tensor:
         """Raw pixels as the network takes them at test."""
         mean, std = torch.tensor(self.identity.mean), torch.tensor(self.identity.std)
-        return normalise(centre_crop(pixels_BCHW, self.augmentation), mean, std)
+        return normalise(centre_crop(pixels_BCHW, self.history.augmentation), mean, std)
 
 
 def take_out(run: Path, name: str) -> Shipped:
-    """The network that ``name`` has in the run, with everything that its export and its model card tell."""
-    if not (run / RECIPE_FILE).is_file():
-        raise ValueError(f"{run} is no run: it has no {RECIPE_FILE}; give the folder that `codistill train --out` wrote")
-    recipe = files.load(run / RECIPE_FILE)
-    if name not in recipe.networks:
-        raise unknown(f"network of {run}", name, recipe.networks)
-    finished = (run / RESULT_FILE).exists()
-    take = _from_finished if finished else _from_interrupted
-    return take(run, recipe, name)
+    """The network called ``name`` in the run's recipe."""
+    history = History.read(run, name)
+    return _from_finished(history) if history.finished else _from_interrupted(history)
 
 
-def _from_finished(run: Path, recipe: Recipe, name: str) -> Shipped:
-    result = read_json(run / RESULT_FILE, MAX_BYTES)
-    if not isinstance(result, dict) or result.get("format") != RESULT_FORMAT:
-        raise ValueError(f"{run / RESULT_FILE} is not a result that this version reads (format {RESULT_FORMAT})")
-    identity, weights = read_weights(run / "weights" / f"{name}.safetensors")
-    report, done = result["data"], Position(recipe.length.epochs)
+def _from_finished(history: History) -> Shipped:
+    identity, weights = read_weights(history.folder / "weights" / f"{history.name}.safetensors")
+    done = Position(history.recipe.length.epochs)
     try:
-        saved = Store(run / "checkpoints").newest()
+        saved = history.store.newest()
     except RunError:
-        saved = None  # the weight file is what ships; checkpoints only let the proof use the trained heads
+        saved = None  # the weight file is what ships; a checkpoint only adds the trained heads to the proof
     if saved is not None and Position(**saved.state["position"]) != done:
         saved = None
-    cohort = _cohort(recipe, identity, saved)
-    network = identity.build(weights)
-    if saved is None or recipe.ema:
-        cohort.members[name].backbone.load_state_dict(weights)
-    return Shipped(
-        name=name,
-        recipe=recipe,
-        finished=True,
-        done=done,
-        identity=identity,
-        network=network,
-        cohort=cohort,
-        heads_kept=saved is not None,
-        data=_data_at_hand(recipe, report),
-        report=report,
-        measured={"epoch": recipe.length.epochs, **result["networks"][name]["last"]},
-        environment=result["environment"],
+    return _shipped(history, done, identity, weights, saved, history.data_at_hand())
+
+
+def _from_interrupted(history: History) -> Shipped:
+    run, name = history.folder, history.name
+    command = shlex.join(["codistill", "train", str(run / RECIPE_FILE), "--out", str(run)])
+    saved = history.store.newest()
+    if saved is None:
+        raise ValueError(f"{run} has saved nothing yet, so there is no network to export; train on with: {command}")
+    data = history.data_at_hand()
+    if data is None:
+        raise ValueError(
+            f"{run} is not finished, and until then only its data tell how images are normalised, but those of "
+            f"{history.recipe.data.name} are not at hand, or are others now; put them back, or finish with: {command}"
+        )
+    identity = Identity.of_data(history.recipe.networks[name], data)
+    weights = _below(f"average/{name}." if history.averaged else f"cohort/members.{name}.backbone.", saved.tensors)
+    return _shipped(history, Position(**saved.state["position"]), identity, weights, saved, data)
+
+
+def _shipped(
+    history: History,
+    done: Position,
+    identity: Identity,
+    weights: Mapping[str, Tensor],
+    saved: Saved | None,
+    data: ImageData | None,
+) -> Shipped:
+    recipe, name = history.recipe, history.name
+    cohort = Cohort(
+        recipe.networks,
+        num_classes=identity.num_classes,
+        in_channels=identity.in_channels,
+        heads=recipe.heads.kind,
+        exits=recipe.graph.exits,
     )
+    cohort.eval().requires_grad_(False)
+    if saved is not None:
+        load_strictly(cohort, _below("cohort/", saved.tensors), f"the tensors of the checkpoint of {history.folder}")
+    network = cohort.strip(name)
+    load_strictly(network, weights, f"the weights of {name} in {history.folder}")
+    if saved is None or history.averaged:
+        # Otherwise the cohort keeps its own, so that the proof also compares the weight file with the checkpoint.
+        cohort.members[name].backbone.load_state_dict(weights)
+    return Shipped(history, done, identity, network, cohort, saved is not None, data)
+
+
+def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,62 @@
+"""The model card: what the network is, on what and how it was trained, and with which error."""
+
+import re
+import shlex
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+import codistill
+from codistill.export.formats import Format
+from codistill.export.plain import Shipped
+from codistill.export.proofs import Proof
+
+SHOWN_CLASSES = 20
+
+
+def model_card(shipped: Shipped, form: Format, proof: Proof) -> str:
+    # Not escaped as HTML: whatever a stranger's recipe or folder named goes through `code`, which Markdown takes literally.
+    environment = Environment(
+        loader=PackageLoader("codistill", "export"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    environment.filters.update(code=code, number=number)
+    return environment.get_template("model_card.md.jinja").render(facts(shipped, form, proof))
+
+
+def facts(shipped: Shipped, form: Format, proof: Proof) -> dict[str, Any]:
+    history = shipped.history
+    command = history.environment.get("command")
+    names = shipped.identity.class_names
+    return {
+        "history": history,
+        "recipe": history.recipe,
+        "done": shipped.done,
+        "identity": shipped.identity,
+        "input_shape": shipped.input_shape,
+        "parameters": sum(parameter.numel() for parameter in shipped.network.parameters()),
+        "partners": {name: kind for name, kind in history.recipe.networks.items() if name != history.name},
+        "measured": history.measured_until(shipped.done.epoch),
+        "sets": history.report["sets"],
+        "classes": ", ".join(names[:SHOWN_CLASSES]) + (" …" if len(names) > SHOWN_CLASSES else ""),
+        "command": shlex.join(command) if command else None,
+        "format": form,
+        "proof": proof,
+        "version": codistill.__version__,
+    }
+
+
+def code(text: object) -> str:
+    """Markdown's code span: nothing inside means anything to Markdown or HTML, whatever it is."""
+    line = " ".join(str(text).split())
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", line)), default=0))
+    return f"{fence}{line}{fence}" if fence == "`" else f"{fence} {line} {fence}"
+
+
+def number(value: float | None, digits: int) -> str:
+    """A measured number, or a dash where it was not finite."""
+    return "–" if value is None else f"{value:.{digits}f}"

@@ -1,0 +1,107 @@
+"""What is proved of every export before its files take their place: nothing was lost, and nothing was left in."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+import torch
+from torch import Tensor, nn
+
+from codistill.export.formats import Classify, Format
+from codistill.export.identity import Identity
+from codistill.export.plain import Shipped
+
+IMAGES = 64
+ROUNDS = 20
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was compared. ``largest_difference`` is that of the file's logits from the network's."""
+
+    images: int
+    real_images: bool
+    heads_kept: bool
+    nodes: int
+    largest_difference: float
+    latency_ms: Mapping[str, float]
+    """Of one image, the median of turns taken by the plain network and the exported one."""
+
+
+@torch.no_grad()
+def prove(shipped: Shipped, form: Format, path: Path) -> Proof:
+    """Compare what was written to ``path`` with the plain network, and that with the cohort; raise where they differ."""
+    images = proof_images(shipped)
+    logits = shipped.network(images)
+    if not logits.isfinite().all():
+        raise ValueError(
+            f"{shipped.history.folder}: the logits of {shipped.history.name} are not finite, so its training diverged "
+            "and there is nothing to ship; see its journal.jsonl"
+        )
+    with_heads = shipped.cohort(images)[f"{shipped.history.name}/final"]
+    require_same_bits(logits, with_heads, "the plain network and the one in the cohort with its heads")
+    reference = shipped.identity.build(shipped.network.state_dict())
+    exported = form.load(path)
+    return Proof(
+        images=len(images),
+        real_images=shipped.data is not None,
+        heads_kept=shipped.heads_kept,
+        nodes=same_nodes(form, path, reference, shipped.identity, shipped.input_shape),
+        largest_difference=require_close(logits, exported(images), form),
+        latency_ms=latency_ms({"plain": reference, "exported": exported}, images[:1]),
+    )
+
+
+def proof_images(shipped: Shipped) -> Tensor:
+    """Real test images, or noise of the same shape where the run's data are not at hand."""
+    if shipped.data is not None:
+        return shipped.prepared(shipped.data.test.pixels[:IMAGES])
+    return torch.randn(IMAGES, *shipped.input_shape, generator=torch.Generator().manual_seed(0))
+
+
+def require_same_bits(first: Tensor, second: Tensor, what: str) -> None:
+    if not torch.equal(first, second):
+        worst = float((first - second).abs().max())
+        raise ValueError(f"{what} give logits that differ by up to {worst:.3g}; nothing is exported")
+
+
+def require_close(logits: Tensor, exported: Tensor, form: Format) -> float:
+    """The largest difference; more than the format allows is an error."""
+    what = f"the network and its {form.name} file"
+    if form.tolerance == 0:
+        require_same_bits(logits, exported, what)
+        return 0.0
+    worst = float((logits - exported).abs().max())
+    if not torch.allclose(logits, exported, rtol=form.tolerance, atol=form.tolerance):
+        raise ValueError(f"{what} give logits that differ by up to {worst:.3g}; nothing is exported")
+    return worst
+
+
+def same_nodes(form: Format, path: Path, plain: nn.Module, identity: Identity, shape: tuple[int, int, int]) -> int:
+    """How many nodes the file's graph has, each of them the one that ``plain`` has in this format, in its order."""
+    with TemporaryDirectory() as folder:
+        reference = Path(folder) / form.file
+        form.write(reference, plain, identity, shape)
+        expected = form.nodes(reference, shape)
+    found = form.nodes(path, shape)
+    for number, (mine, its) in enumerate(zip(found, expected, strict=False), start=1):
+        if mine != its:
+            raise ValueError(f"the exported graph is not the plain backbone's: node {number} is {mine}, not {its}")
+    if len(found) != len(expected):
+        raise ValueError(f"the exported graph has {len(found)} nodes, and the plain backbone {len(expected)}")
+    return len(found)
+
+
+def latency_ms(networks: Mapping[str, Classify], image: Tensor) -> dict[str, float]:
+    """The networks take turns, so that whatever else the machine does slows all of them alike."""
+    taken: dict[str, list[float]] = {name: [] for name in networks}
+    for turn in range(ROUNDS + 2):  # the first two warm up
+        for name, network in networks.items():
+            began = time.perf_counter()
+            network(image)
+            if turn >= 2:
+                taken[name].append(1000 * (time.perf_counter() - began))
+    return {name: median(times) for name, times in taken.items()}

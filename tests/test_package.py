@@ -1,0 +1,107 @@
+"""What is installed is whole, and who may import whom is what docs/design.md says."""
+
+import ast
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "codistill"
+
+# Each part with what it may import besides itself and the leaves; arrows point one way.
+LEAVES = {"wording", "randomness"}
+NETWORKS, TRANSFER, DATA = {"networks"}, {"transfer"}, {"data"}
+COHORT = {"cohort"} | NETWORKS | TRANSFER
+RECIPES = {"recipes"} | NETWORKS | TRANSFER
+ENGINE = {"engine"} | RECIPES | COHORT | DATA
+STUDIES = {"studies"} | ENGINE
+EXPORT = {"export"} | ENGINE
+ALLOWED = {
+    "wording": set(),
+    "randomness": set(),
+    "networks": NETWORKS,
+    "transfer": TRANSFER,
+    "data": DATA,
+    "cohort": COHORT,
+    "recipes": RECIPES,
+    "engine": ENGINE,
+    "studies": STUDIES,
+    "export": EXPORT,
+    "cli": {"cli", "__version__"} | STUDIES | EXPORT,
+    "__init__": {"cli"} | STUDIES,
+    "__main__": {"cli"},
+}
+
+
+def imported_parts(file: Path) -> set[str]:
+    """The parts of ours that a file imports, wherever in the file."""
+    parts = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "codistill":
+            assert node.level == 0, f"{file}: imports are absolute"
+            deeper = node.module.split(".")[1:]
+            parts |= {deeper[0]} if deeper else {alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            parts |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("codistill.")}
+    return parts
+
+
+def test_arrows_point_one_way() -> None:
+    files = list(SOURCE.rglob("*.py"))
+    assert len(files) > 80
+    for file in files:
+        part = file.relative_to(SOURCE).parts[0].removesuffix(".py")
+        # What the package offers at its top may be named by it: `from codistill import recipes`.
+        strange = imported_parts(file) - ALLOWED[part] - LEAVES
+        assert not strange, f"{file.relative_to(ROOT)} imports {sorted(strange)}, which its layer may not"
+
+
+RISKY = {"pickle", "torch.load", "eval", "exec", "yaml.load", "shell=True", "importlib.import_module", "__import__"}
+MAY_USE = {"data/unpickle.py": {"pickle"}}
+
+
+def risky_names(file: Path) -> set[str]:
+    nodes = list(ast.walk(ast.parse(file.read_text())))
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    names = {ast.unparse(call.func) for call in calls}
+    names |= {ast.unparse(keyword) for call in calls for keyword in call.keywords if keyword.arg == "shell"}
+    names |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    return names & RISKY
+
+
+def test_only_allowed_places_use_what_can_execute_a_file() -> None:
+    found = {file.relative_to(SOURCE).as_posix(): risky_names(file) for file in SOURCE.rglob("*.py")}
+    assert {name: names for name, names in found.items() if names} == MAY_USE
+
+
+@pytest.mark.slow
+def test_the_wheel_is_whole_and_installs(tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, ROOT],
+        check=True,
+        capture_output=True,
+    )
+    (wheel,) = tmp_path.glob("codistill-*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    sources = {f"codistill/{file.relative_to(SOURCE).as_posix()}" for file in SOURCE.rglob("*.py")}
+    assert sources <= names
+    assert {"codistill/py.typed", "codistill/data/fashion/fashion.npz", "codistill/data/fashion/LICENSE"} <= names
+    assert not [name for name in names if "test" in name.lower() or name.endswith(".pyc")]
+
+    target = tmp_path / "installed"
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", target, wheel]
+    subprocess.run(install, check=True, capture_output=True)
+    code = "import codistill, codistill.data.embedded as e; print(codistill.__file__, len(e.read().train))"
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(target), "PATH": ""},
+    )
+    assert ran.stdout.startswith(str(target))
