@@ -127,3 +127,8 @@ def test_no_path_is_recorded(monkeypatch):
     for private in (str(Path.cwd()), str(Path(environment.__file__).parent), sys.prefix):
         assert private not in text
     assert os.sep + "home" not in text
+
+
+def test_a_copy_without_its_repository_can_be_told_its_commit(source, monkeypatch):
+    monkeypatch.setenv("CODISTILL_COMMIT", "954ca01")
+    assert environment._commit(source) == "954ca01"

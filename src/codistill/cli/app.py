@@ -34,7 +34,7 @@ def _words(error: Exception) -> str:
 app = typer.Typer(
     cls=Commands,
     help="Train networks that teach each other; ship plain networks, with nothing added.",
-    epilog="Exit codes: 0 done, 1 a run of a study failed, 2 wrong input, "
+    epilog="Exit codes: 0 done, 1 a run of a study failed or an image cannot be read, 2 wrong input, "
     "75 stopped and saved (the same command continues), 130 interrupted.",
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -96,6 +96,37 @@ def evaluate(
     from codistill.cli.evaluate import evaluate
 
     evaluate(run, as_json=as_json)
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, finished or interrupted.")],
+    network: Annotated[str, typer.Option(metavar="NAME", help="The network's name in the recipe, such as a.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where it goes: a new or empty folder, or an old export.")],
+    file_format: Annotated[
+        str, typer.Option("--format", metavar="FORMAT", help="safetensors, pt2 or onnx.")
+    ] = "safetensors",
+    force: Annotated[
+        bool, typer.Option("--force", help="Also into a folder that holds other files; those stay.")
+    ] = False,
+) -> None:
+    """Write a network without its heads for other programs, and prove that nothing was lost."""
+    from codistill.cli.export import export
+
+    export(run, network, file_format, out, force=force)
+
+
+@app.command()
+def predict(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The folder that `export` wrote, or its model file.")],
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGES", help="PNG and JPEG files, or folders of them.")],
+    top: Annotated[int, typer.Option(min=1, help="How many classes to show.")] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Say what an exported network takes images for."""
+    from codistill.cli.predict import predict
+
+    raise typer.Exit(predict(model, images, top=top, as_json=as_json))
 
 
 @app.command("list")

@@ -80,7 +80,12 @@ def _cudnn() -> int | None:
 
 
 def _commit(source: Path = Path(__file__)) -> str:
-    """The commit this code belongs to; an installed copy inside somebody's repository is not of that repository."""
+    """The commit this code belongs to; an installed copy inside somebody's repository is not of that repository.
+
+    Where a copy runs without its repository, on a cluster or in a container, $CODISTILL_COMMIT may say it.
+    """
+    if named := os.environ.get("CODISTILL_COMMIT"):
+        return named
     _git(source, "ls-files", "--error-unmatch", source.name)
     return _git(source, "rev-parse", "HEAD")
 

@@ -1,1 +1,1 @@
-"""Plain networks out of runs, written for other programs, and tried on images. Importing the package imports no torch."""
+"""Plain networks out of runs, written for other programs, and tried on images. Importing this imports no torch."""

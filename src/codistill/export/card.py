@@ -15,7 +15,7 @@ SHOWN_CLASSES = 20
 
 
 def model_card(shipped: Shipped, form: Format, proof: Proof) -> str:
-    # Not escaped as HTML: whatever a stranger's recipe or folder named goes through `code`, which Markdown takes literally.
+    # Not escaped as HTML, which code spans would show as it is: every name that a stranger may have chosen is in one.
     environment = Environment(
         loader=PackageLoader("codistill", "export"),
         undefined=StrictUndefined,

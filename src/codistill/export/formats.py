@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -34,8 +34,8 @@ class Format(ABC):
     tolerance: ClassVar[float] = 0.0
     """How far logits may be from the network's own; 0: not by a bit."""
 
-    def check_libraries(self) -> None:
-        """Raise if a library is missing, before any work is done."""
+    def check_libraries(self) -> None:  # noqa: B027
+        """Raise if a library that it needs is missing, before any work is done; most need none."""
 
     @abstractmethod
     def write(self, path: Path, network: nn.Module, identity: Identity, shape: InputShape) -> None: ...

@@ -1,11 +1,11 @@
 """What a weight file says of itself: enough to build its network and to feed it."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import safetensors.torch
+from pydantic import TypeAdapter
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
@@ -30,11 +30,9 @@ class Identity:
     def of_data(cls, network: str, data: ImageData) -> "Identity":
         return cls(network, data.num_classes, data.channels, data.mean, data.std, data.class_names)
 
-    @classmethod
-    def from_json(cls, text: str) -> "Identity":
-        values = json.loads(text)
-        sequences = {key: tuple(values.pop(key)) for key in ("mean", "std", "class_names")}
-        return cls(**values, **sequences)
+    def __post_init__(self) -> None:
+        if len(self.class_names) != self.num_classes or not len(self.mean) == len(self.std) == self.in_channels:
+            raise ValueError(f"{self.num_classes} classes or {self.in_channels} channels: the lists have other lengths")
 
     def build(self, weights: Mapping[str, Tensor]) -> Backbone:
         """A freshly made network that holds exactly these weights; to be used, not trained."""
@@ -62,9 +60,9 @@ def read_weights(path: Path) -> tuple[Identity, dict[str, Tensor]]:
     """A weight file that codistill wrote, whether a run's or an export's."""
     try:
         with safe_open(path, framework="pt") as file:
-            identity = Identity.from_json(file.metadata()[METADATA])
+            identity = TypeAdapter(Identity).validate_json(file.metadata()[METADATA], strict=True)
             return identity, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{path} is not a readable safetensors file ({error})") from None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError):
         raise ValueError(f"{path} does not say which network it holds, so codistill did not write it") from None

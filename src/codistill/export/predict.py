@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -19,10 +20,10 @@ BATCH = 64
 
 @dataclass(frozen=True)
 class Prediction:
-    """The likeliest classes of an image with their probabilities, the likeliest first."""
+    """An image's likeliest classes with their probabilities, the likeliest first."""
 
     file: Path
-    top: dict[str, float]
+    top: tuple[tuple[str, float], ...]
 
 
 @dataclass(frozen=True)
@@ -32,19 +33,15 @@ class Unreadable:
 
 
 def predict(model: Path, images: Sequence[Path], top: int = 5) -> Iterator[Prediction | Unreadable]:
-    """Every image, those below folders too, in order; an image that cannot be read is named and does not stop the rest."""
+    """Every image in turn, those below folders too; one that cannot be read is named and does not stop the others."""
     files = find_images(images)
-    export = bundle.read(model)
-    classify = formats.get(export.format).load(export.model)
+    network = Exported.load(model)
     for start in range(0, len(files), BATCH):
-        read = {file: _read(file, export.preprocessing) for file in files[start : start + BATCH]}
-        readable = [pixels for pixels in read.values() if isinstance(pixels, Tensor)]
-        probabilities = iter(_probabilities(classify, readable, export)) if readable else iter(())
-        for file, outcome in read.items():
-            if isinstance(outcome, Unreadable):
-                yield outcome
-            else:
-                yield Prediction(file, _likeliest(next(probabilities), export.labels, top))
+        outcomes = [network.read(file) for file in files[start : start + BATCH]]
+        readable = [outcome for outcome in outcomes if isinstance(outcome, Tensor)]
+        predictions = iter(network.likeliest(torch.stack(readable), top)) if readable else iter(())
+        for file, outcome in zip(files[start:], outcomes, strict=False):
+            yield Prediction(file, next(predictions)) if isinstance(outcome, Tensor) else outcome
 
 
 def find_images(paths: Sequence[Path]) -> list[Path]:
@@ -63,19 +60,48 @@ def find_images(paths: Sequence[Path]) -> list[Path]:
     return list(found)
 
 
-def _read(file: Path, how: Preprocessing) -> Tensor | Unreadable:
-    """Raw pixels [C, H, W] in the size of the training's images, decoded as those were."""
-    height, width = how.resize
-    if how.channels is None or height != width:
-        raise ValueError(
-            f"this network takes {len(how.mean)} channels of {height}×{width}; only square grayscale or RGB images can "
-            "be read from files: prepare yours as preprocessing.json says and call the network itself (docs/export.md)"
-        )
-    try:
-        rgb_HWC = decode(file, height)
-    # Damaged images raise nearly anything: OSError, SyntaxError, struct.error, DecompressionBombError, …
-    except Exception as error:
-        return Unreadable(file, " ".join(str(error).split()))
-    if how.channels == "L":
-        return torch.tensor(list(Image.fromarray(rgb_HWC).convert("L").tobytes()))
-    return torch.from_numpy(rgb_HWC).permute(2, 0, 1)
+@dataclass(frozen=True)
+class Exported:
+    """An export that is ready to be used."""
+
+    classify: formats.Classify
+    labels: tuple[str, ...]
+    preprocessing: Preprocessing
+
+    @classmethod
+    def load(cls, model: Path) -> "Exported":
+        export = bundle.read(model)
+        how = export.preprocessing
+        height, width = how.resize
+        if how.channels is None or height != width or how.centre_crop[0] != how.centre_crop[1]:
+            raise ValueError(
+                f"{model} takes {len(how.mean)} channels of {height}×{width}; only square images, gray or RGB, are "
+                f"read from files: prepare yours as {bundle.PREPROCESSING} says and call the network (docs/export.md)"
+            )
+        return cls(formats.get(export.format).load(export.model), export.labels, how)
+
+    def read(self, file: Path) -> Tensor | Unreadable:
+        """Pixels [C, H, W], decoded as the training's were."""
+        try:
+            rgb_HWC = decode(file, self.preprocessing.resize[0])
+        # Damaged images raise nearly anything: OSError, SyntaxError, struct.error, DecompressionBombError, …
+        except Exception as error:
+            return Unreadable(file, " ".join(str(error).split()))
+        if self.preprocessing.channels == "L":
+            gray_HW = np.array(Image.fromarray(rgb_HWC).convert("L"))
+            return torch.from_numpy(gray_HW)[None]
+        return torch.from_numpy(rgb_HWC).permute(2, 0, 1)
+
+    @torch.no_grad()
+    def likeliest(self, pixels_BCHW: Tensor, top: int) -> list[tuple[tuple[str, float], ...]]:
+        how = self.preprocessing
+        cropped = centre_crop(pixels_BCHW, AugmentSettings(crop=how.centre_crop[0]))
+        images = normalise(cropped, torch.tensor(how.mean), torch.tensor(how.std))
+        probabilities_BC = self.classify(images).softmax(dim=-1)
+        if probabilities_BC.shape[-1] != len(self.labels):
+            raise ValueError(f"{bundle.LABELS} has {len(self.labels)} names for {probabilities_BC.shape[-1]} classes")
+        values_BK, classes_BK = probabilities_BC.topk(min(top, len(self.labels)), dim=-1)
+        return [
+            tuple((self.labels[index], value) for index, value in zip(indices, values, strict=True))
+            for indices, values in zip(classes_BK.tolist(), values_BK.tolist(), strict=True)
+        ]

@@ -33,7 +33,7 @@ class Proof:
 
 @torch.no_grad()
 def prove(shipped: Shipped, form: Format, path: Path) -> Proof:
-    """Compare what was written to ``path`` with the plain network, and that with the cohort; raise where they differ."""
+    """Compare the file at ``path`` with the plain network, and that with the cohort; raise where they differ."""
     images = proof_images(shipped)
     logits = shipped.network(images)
     if not logits.isfinite().all():

@@ -1,0 +1,30 @@
+"""``codistill predict``: an exported network at work."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+DONE, SOME_UNREADABLE = 0, 1
+
+
+def predict(model: Path, images: Sequence[Path], *, top: int, as_json: bool) -> int:
+    """Print every image's likeliest classes; the exit code."""
+    from codistill.engine.files import to_json
+    from codistill.export.predict import Unreadable, predict
+
+    predicted: list[dict[str, object]] = []
+    unreadable: list[dict[str, str]] = []
+    for outcome in predict(model, images, top):
+        if isinstance(outcome, Unreadable):
+            unreadable.append({"file": str(outcome.file), "why": outcome.why})
+            typer.echo(f"warning: {outcome.file} cannot be read and is skipped: {outcome.why}", err=True)
+            continue
+        predicted.append({"file": str(outcome.file), "top": [{"class": a, "probability": b} for a, b in outcome.top]})
+        if not as_json:
+            typer.echo(f"{outcome.file}  " + "  ".join(f"{name} {100 * value:.1f} %" for name, value in outcome.top))
+    if as_json:
+        typer.echo(to_json({"images": predicted, "unreadable": unreadable}, indent=2))
+    if not predicted:
+        raise ValueError("none of the images can be read")
+    return SOME_UNREADABLE if unreadable else DONE
