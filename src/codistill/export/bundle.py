@@ -25,7 +25,7 @@ Side = Annotated[int, Field(ge=1)]
 
 
 class Preprocessing(BaseModel):
-    """From an image file to what the network takes, in the order of the fields."""
+    """From an image file to what the network takes: channels, resize, crop, range, then mean and std, in this order."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

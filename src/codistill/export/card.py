@@ -51,8 +51,8 @@ def facts(shipped: Shipped, form: Format, proof: Proof) -> dict[str, Any]:
 
 
 def code(text: object) -> str:
-    """Markdown's code span: nothing inside means anything to Markdown or HTML, whatever it is."""
-    line = " ".join(str(text).split())
+    """Markdown's code span, fit for a table's cell: nothing inside means anything to Markdown or HTML."""
+    line = " ".join(str(text).split()).replace("|", r"\|")
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", line)), default=0))
     return f"{fence}{line}{fence}" if fence == "`" else f"{fence} {line} {fence}"
 

@@ -42,7 +42,7 @@ def prove(shipped: Shipped, form: Format, path: Path) -> Proof:
             "and there is nothing to ship; see its journal.jsonl"
         )
     with_heads = shipped.cohort(images)[f"{shipped.history.name}/final"]
-    require_same_bits(logits, with_heads, "the plain network and the one in the cohort with its heads")
+    require_same(logits, with_heads, "the plain network and the one in the cohort with its heads")
     reference = shipped.identity.build(shipped.network.state_dict())
     exported = form.load(path)
     return Proof(
@@ -50,7 +50,9 @@ def prove(shipped: Shipped, form: Format, path: Path) -> Proof:
         real_images=shipped.data is not None,
         heads_kept=shipped.heads_kept,
         nodes=same_nodes(form, path, reference, shipped.identity, shipped.input_shape),
-        largest_difference=require_close(logits, exported(images), form),
+        largest_difference=require_same(
+            logits, exported(images), f"the network and its {form.name} file", form.tolerance
+        ),
         latency_ms=latency_ms({"plain": reference, "exported": exported}, images[:1]),
     )
 
@@ -62,20 +64,10 @@ def proof_images(shipped: Shipped) -> Tensor:
     return torch.randn(IMAGES, *shipped.input_shape, generator=torch.Generator().manual_seed(0))
 
 
-def require_same_bits(first: Tensor, second: Tensor, what: str) -> None:
-    if not torch.equal(first, second):
-        worst = float((first - second).abs().max())
-        raise ValueError(f"{what} give logits that differ by up to {worst:.3g}; nothing is exported")
-
-
-def require_close(logits: Tensor, exported: Tensor, form: Format) -> float:
-    """The largest difference; more than the format allows is an error."""
-    what = f"the network and its {form.name} file"
-    if form.tolerance == 0:
-        require_same_bits(logits, exported, what)
-        return 0.0
-    worst = float((logits - exported).abs().max())
-    if not torch.allclose(logits, exported, rtol=form.tolerance, atol=form.tolerance):
+def require_same(first: Tensor, second: Tensor, what: str, tolerance: float = 0.0) -> float:
+    """The largest difference of two networks' logits; ``tolerance`` is a share of the largest logit, 1 at least."""
+    worst = float((first - second).abs().max())
+    if not worst <= tolerance * max(1.0, float(first.abs().max())):
         raise ValueError(f"{what} give logits that differ by up to {worst:.3g}; nothing is exported")
     return worst
 

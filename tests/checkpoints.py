@@ -1,0 +1,69 @@
+"""What tests of the checkpoint store share.
+
+CODISTILL_PUNISH=1 makes their loops as long as the published numbers: 5,000 damages, 20 rounds of faults, 1,000 kills.
+"""
+
+import hashlib
+import json
+import os
+
+import torch
+
+from codistill.engine.checkpoint import Store
+
+PUNISH = os.environ.get("CODISTILL_PUNISH") == "1"
+DAMAGES, FAULT_ROUNDS, KILLS = (5000, 20, 1000) if PUNISH else (420, 1, 40)
+NAMES = ("tensors.safetensors", "state.json", "manifest.json")
+
+
+def content(seed):
+    """What is saved: a function of the seed, so that any process can say what it must be."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {
+        "weight": torch.randn(64, 16, 3, 3, generator=generator).to(memory_format=torch.channels_last),
+        "momentum": torch.randn(500, generator=generator),
+        "steps": torch.tensor(seed),
+    }
+    return tensors, {"epoch": seed, "journal_bytes": 17 * seed, "text": f"state {seed}"}
+
+
+def bits(tensor):
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def same(left, right):
+    return (
+        left.dtype == right.dtype
+        and left.shape == right.shape
+        and left.stride() == right.stride()
+        and torch.equal(bits(left), bits(right))
+    )
+
+
+def assert_is(saved, step, seed=None):
+    tensors, state = content(step if seed is None else seed)
+    assert (saved.step, saved.state) == (step, state)
+    assert saved.tensors.keys() == tensors.keys()
+    assert all(same(saved.tensors[name], tensor) for name, tensor in tensors.items())
+
+
+def filled(folder, *steps, keep=2):
+    store = Store(folder, keep)
+    for step in steps:
+        store.save(step, *content(step))
+    return store
+
+
+def listed(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def seal(folder, step):
+    """Give a checkpoint the manifest that its files would have, as somebody who means harm can."""
+    recorded = {
+        name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        for name in NAMES[:2]
+        for data in [(folder / name).read_bytes()]
+    }
+    manifest = {"format": 1, "step": step, "files": recorded}
+    (folder / "manifest.json").write_text(json.dumps(manifest, sort_keys=True, indent=2))

@@ -1,0 +1,247 @@
+"""Damage at rest is noticed, named and left out, and the checkpoint before is used."""
+
+import errno
+import json
+import logging
+import os
+import random
+import shutil
+import struct
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from checkpoints import DAMAGES, NAMES, assert_is, content, filled, seal
+from codistill.engine.checkpoint import Store
+from codistill.engine.files import RunError
+
+
+def flip(path, chance):
+    data = bytearray(path.read_bytes())
+    data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+    path.write_bytes(data)
+
+
+def truncate(path, chance):
+    os.truncate(path, chance.randrange(path.stat().st_size))
+
+
+def append(path, chance):
+    with path.open("ab") as file:
+        file.write(chance.choice([b"\n", b" ", b"\0", chance.randbytes(chance.randint(1, 5000))]))
+
+
+def zero_page(path, chance):
+    data = path.read_bytes()
+    start = 4096 * chance.randrange((len(data) + 4095) // 4096)
+    path.write_bytes(data[:start] + bytes(len(data[start : start + 4096])) + data[start + 4096 :])
+
+
+def exchange(left, right):
+    aside = left.with_name("aside")
+    left.rename(aside)
+    right.rename(left)
+    aside.rename(right)
+
+
+def swap_within(path, chance):
+    exchange(path, path.with_name(chance.choice([name for name in NAMES if name != path.name])))
+
+
+def swap_between(path, _):
+    exchange(path, path.parents[1] / "step-00000002" / path.name)
+
+
+def swap_checkpoints(path, _):
+    exchange(path.parent, path.parents[1] / "step-00000002")
+
+
+def stale_manifest(path, chance):
+    """Of the step before, or of the same step saved at another time."""
+    folder = path.parent
+    other = folder.parent / "step-00000002"
+    if chance.random() < 0.5:
+        other = Store(folder.parent.with_name("other")).save(3, *content(chance.randrange(1000, 2000)))
+    shutil.copyfile(other / "manifest.json", folder / "manifest.json")
+
+
+KINDS = [flip, truncate, append, zero_page, swap_within, swap_between, swap_checkpoints, stale_manifest]
+
+
+def test_every_damage_is_noticed_and_the_one_before_is_used(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    filled(tmp_path / "pristine", 1, 2, 3, keep=3)
+    folder, chance, noticed, kinds = tmp_path / "damaged", random.Random(5), 0, Counter()
+    for number in range(DAMAGES):
+        shutil.copytree(tmp_path / "pristine", folder)
+        kind, name = KINDS[number % len(KINDS)], NAMES[number // len(KINDS) % len(NAMES)]
+        kind(folder / "step-00000003" / name, chance)
+        caplog.clear()
+        assert_is(Store(folder).newest(), 1 if kind in (swap_between, swap_checkpoints) else 2)
+        noticed += "step-00000003 is damaged" in caplog.text
+        kinds[kind, name] += 1
+        shutil.rmtree(folder)
+    assert noticed == DAMAGES
+    assert len(kinds) == len(KINDS) * len(NAMES)
+
+
+def test_what_is_intact_raises_no_alarm(tmp_path, caplog):
+    assert_is(filled(tmp_path, 1, 2).newest(), 2)
+    assert not caplog.records
+
+
+def test_every_bit_of_the_manifest_and_the_state_counts(tmp_path, caplog):
+    caplog.set_level(logging.ERROR)
+    store = filled(tmp_path, 1, 2)
+    flipped = 0
+    for name in ("manifest.json", "state.json"):
+        path = tmp_path / "step-00000002" / name
+        data = path.read_bytes()
+        for position in range(len(data)):
+            for mask in (1, 4, 0x20):
+                path.write_bytes(data[:position] + bytes([data[position] ^ mask]) + data[position + 1 :])
+                assert store.newest().step == 1, (name, position, mask)
+                flipped += 1
+        path.write_bytes(data)
+    assert_is(store.newest(), 2)
+    assert flipped > 1000
+
+
+def replaced_by_link(folder):
+    (folder / "state.json").rename(folder.parent / "outside.json")
+    (folder / "state.json").symlink_to(folder.parent / "outside.json")
+
+
+def replaced_by_pipe(folder):
+    (folder / "state.json").unlink()
+    os.mkfifo(folder / "state.json")
+
+
+def linked_folder(folder):
+    folder.rename(folder.with_name("outside"))
+    folder.symlink_to(folder.with_name("outside"))
+
+
+def not_a_folder(folder):
+    shutil.rmtree(folder)
+    folder.write_text("")
+
+
+def listing(name):
+    def apply(folder):
+        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest["files"][name] = manifest["files"].pop("state.json")
+        (folder / "manifest.json").write_text(json.dumps(manifest, sort_keys=True, indent=2))
+
+    return apply
+
+
+def newer_format(folder):
+    text = (folder / "manifest.json").read_text()
+    (folder / "manifest.json").write_text(text.replace('"format": 1', '"format": 2'))
+
+
+def sealed(name, data):
+    def apply(folder):
+        (folder / name).write_bytes(data)
+        seal(folder, 2)
+
+    return apply
+
+
+def tensors_file(header, data=b"", length=None):
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+
+def laid_out(strides):
+    header = {
+        "__metadata__": {"strides": strides},
+        "a": {"dtype": "F32", "shape": [2, 1, 2], "data_offsets": [0, 16]},
+    }
+    return sealed("tensors.safetensors", tensors_file(header, bytes(16)))
+
+
+HUGE = {"__metadata__": {"strides": "{}"}, "a": {"dtype": "U8", "shape": [2**40], "data_offsets": [0, 2**40]}}
+HOSTILE = {
+    "an extra file": (lambda folder: (folder / "extra").write_text(""), "unexpected: extra"),
+    "an extra folder": (lambda folder: (folder / "extra").mkdir(), "unexpected: extra"),
+    **{f"no {name}": (lambda folder, name=name: (folder / name).unlink(), f"missing: {name}") for name in NAMES},
+    "an empty folder": (lambda folder: [(folder / name).unlink() for name in NAMES], "missing"),
+    "a link": (replaced_by_link, "state.json is not a plain file"),
+    "a pipe": (replaced_by_pipe, "state.json is not a plain file"),
+    "a linked folder": (linked_folder, "not a folder"),
+    "a file for a folder": (not_a_folder, "not a folder"),
+    "a path upwards": (listing("../../state.json"), "state.json is {"),
+    "an absolute path": (listing("/etc/passwd"), "state.json is {"),
+    "a newer format": (newer_format, "format 2, and this version of codistill reads 1"),
+    "a manifest of another shape": (
+        lambda folder: (folder / "manifest.json").write_text("[]"),
+        "manifest.json is damaged",
+    ),
+    "a manifest that nests": (
+        lambda folder: (folder / "manifest.json").write_text("[" * 10**6),
+        "manifest.json is damaged",
+    ),
+    "a state that is no object": (sealed("state.json", b"[]"), "state.json is not an object"),
+    "a state that is no JSON": (sealed("state.json", b"\xff"), "state.json is not readable"),
+    "a state that nests": (sealed("state.json", b"[" * 10**6), "state.json is not readable"),
+    "a header of 1 TB": (sealed("tensors.safetensors", tensors_file({}, length=2**40)), "header too large"),
+    "a tensor of 1 TB": (sealed("tensors.safetensors", tensors_file(HUGE)), "metadata"),
+    "no tensors at all": (sealed("tensors.safetensors", b""), "header"),
+    "no layout": (sealed("tensors.safetensors", tensors_file({})), "tensors.safetensors does not say"),
+    "a layout of 1 TB": (laid_out('{"a": [1, 1, 274877906944]}'), "tensors.safetensors does not say"),
+    "a layout that overlaps": (laid_out('{"a": [1, 1, 1]}'), "tensors.safetensors does not say"),
+    "a negative layout": (laid_out('{"a": [1, -5, 2]}'), "tensors.safetensors does not say"),
+    "a layout beyond numbers": (laid_out('{"a": [1, 1e400, 2]}'), "tensors.safetensors does not say"),
+    "a layout of words": (laid_out('{"a": ["1", "1", "2"]}'), "tensors.safetensors does not say"),
+    "a layout of other axes": (laid_out('{"a": [1, 2]}'), "tensors.safetensors does not say"),
+    "a layout that is no object": (laid_out("[]"), "tensors.safetensors does not say"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_what_is_not_a_checkpoint_is_named_and_left_out(tmp_path, caplog, case):
+    harm, words = HOSTILE[case]
+    store = filled(tmp_path, 1, 2)
+    harm(tmp_path / "step-00000002")
+    assert_is(store.newest(), 1)
+    assert len(caplog.records) == 1
+    assert f"{tmp_path}/step-00000002 is damaged" in caplog.text
+    assert words in caplog.text
+
+
+def test_a_layout_that_only_reorders_is_restored(tmp_path):
+    """So the hostile layouts above are refused for what they ask, not for how the test writes them."""
+    filled(tmp_path, 1, 2)
+    laid_out('{"a": [1, 9, 2]}')(tmp_path / "step-00000002")
+    assert Store(tmp_path).newest().tensors["a"].stride() == (1, 9, 2)
+
+
+def test_where_none_is_intact_nothing_starts_anew(tmp_path):
+    store = filled(tmp_path, 1, 2)
+    for step in (1, 2):
+        (tmp_path / f"step-{step:08d}" / "state.json").unlink()
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(RunError, match=rf"{tmp_path}: none of the 2 checkpoints is intact.*--out"):
+        store.newest()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(("number", "falls_back"), [(errno.EIO, True), (errno.EACCES, False), (errno.ENOMEM, False)])
+def test_a_bad_sector_is_damage_but_a_lack_of_rights_is_not(tmp_path, monkeypatch, number, falls_back):
+    store = filled(tmp_path, 1, 2)
+    opened = Path.open
+
+    def failing_open(path, *arguments, **options):
+        if path.parent.name == "step-00000002":
+            raise OSError(number, os.strerror(number), str(path))
+        return opened(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", failing_open)
+    if falls_back:
+        assert_is(store.newest(), 1)
+    else:
+        with pytest.raises(RunError, match=f"{tmp_path}: cannot read the checkpoints"):
+            store.newest()

@@ -1,0 +1,65 @@
+"""Three tiny runs, made once: a finished one, an interrupted one, and one that ships its moving average."""
+
+import shutil
+from itertools import count
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from codistill.data import embedded
+from codistill.data.augment import normalise
+from codistill.engine import trainer
+from codistill.export.exporting import Exported, export
+from codistill.export.formats import FORMATS
+from codistill.recipes.schema import Length, Recipe
+from tiny import tiny_recipe
+
+Folders = pytest.TempPathFactory
+
+
+def train(recipe: Recipe, out: Path, steps: int | None = None) -> Path:
+    """To the end, or until so many steps are done."""
+    asked = count(1)
+    for _ in trainer.train(recipe, out, stop=lambda: next(asked) == steps):
+        pass
+    return out
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: Folders) -> Path:
+    recipe = tiny_recipe(ema=0.0, length=Length(epochs=1).model_dump())
+    return train(recipe, tmp_path_factory.mktemp("finished") / "run")
+
+
+@pytest.fixture(scope="session")
+def interrupted(tmp_path_factory: Folders) -> Path:
+    """Stopped in its second epoch, after one of its three steps."""
+    return train(tiny_recipe(ema=0.0), tmp_path_factory.mktemp("interrupted") / "run", steps=4)
+
+
+@pytest.fixture(scope="session")
+def averaged(tmp_path_factory: Folders) -> Path:
+    return train(tiny_recipe(length=Length(epochs=1).model_dump()), tmp_path_factory.mktemp("averaged") / "run")
+
+
+@pytest.fixture(scope="session")
+def exported(finished: Path, tmp_path_factory: Folders) -> dict[str, Exported]:
+    """Network a of the finished run in every format."""
+    folder = tmp_path_factory.mktemp("exported")
+    return {name: export(finished, "a", name, folder / name) for name in FORMATS}
+
+
+@pytest.fixture(scope="session")
+def thousand() -> Tensor:
+    """1,000 real images, as the networks take them."""
+    images = normalise(embedded.read().test.pixels[:1000], torch.tensor(embedded.MEAN), torch.tensor(embedded.STD))
+    assert images.shape == (1000, 1, 28, 28)
+    return images
+
+
+@pytest.fixture
+def copied(finished: Path, tmp_path: Path) -> Path:
+    """A copy of the finished run, to be damaged."""
+    return shutil.copytree(finished, tmp_path / "copied")

@@ -1,0 +1,46 @@
+"""README and docs say what the code does: their Python runs, their tables are the published ones."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+INCLUDED = re.compile(r"<!-- (results/\S+) -->\n(.*?)<!-- end -->", re.DOTALL)
+LINK = re.compile(r"\]\((?!http|#)([^)#]+)")
+
+# docs/design.md lists signatures, which are not programs.
+PROGRAMS = {page: "\n".join(PYTHON.findall(page.read_text())) for page in PAGES if page.name != "design.md"}
+RUNNABLE = [page for page, code in PROGRAMS.items() if code]
+
+
+def test_there_is_something_to_run() -> None:
+    assert {page.name for page in RUNNABLE} >= {"README.md", "methods.md", "data.md"}
+
+
+@pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.name)
+def test_python_in_the_documentation_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page's blocks run one after the other, as a reader would type them."""
+    monkeypatch.chdir(tmp_path)
+    exec(compile(PROGRAMS[page], page.name, "exec"), {"__name__": "documentation"})
+
+
+def first_table(markdown: str) -> str:
+    return "".join(line + "\n" for line in markdown.split("\n\n")[1].splitlines())
+
+
+def test_included_tables_are_the_published_ones() -> None:
+    """To renew one: replace what stands between the two comments by the first table of the file named there."""
+    included = [pair for page in PAGES for pair in INCLUDED.findall(page.read_text())]
+    assert included
+    for source, shown in included:
+        assert shown.strip() == first_table((ROOT / source).read_text()).strip(), source
+
+
+def test_links_lead_somewhere() -> None:
+    links = [(page, link) for page in PAGES for link in LINK.findall(page.read_text())]
+    assert len(links) > 10
+    for page, link in links:
+        assert (page.parent / link).exists(), f"{page.name} links to {link}"
