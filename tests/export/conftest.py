@@ -1,30 +1,21 @@
 """Three tiny runs, made once: a finished one, an interrupted one, and one that ships its moving average."""
 
 import shutil
-from itertools import count
 from pathlib import Path
 
 import pytest
 import torch
+from tiny_runs import train
 from torch import Tensor
 
 from codistill.data import embedded
 from codistill.data.augment import normalise
-from codistill.engine import trainer
 from codistill.export.exporting import Exported, export
 from codistill.export.formats import FORMATS
-from codistill.recipes.schema import Length, Recipe
+from codistill.recipes.schema import Length
 from tiny import tiny_recipe
 
 Folders = pytest.TempPathFactory
-
-
-def train(recipe: Recipe, out: Path, steps: int | None = None) -> Path:
-    """To the end, or until so many steps are done."""
-    asked = count(1)
-    for _ in trainer.train(recipe, out, stop=lambda: next(asked) == steps):
-        pass
-    return out
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ def demo() -> Study:
         title="Two small networks on the embedded data, half of the training labels wrong",
         rows=method_rows(recipes.get("quickstart"), THREE),
         contrasts=THREE_CONTRASTS,
-        seeds=4,
+        seeds=3,
     )
 
 

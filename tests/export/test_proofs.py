@@ -1,0 +1,131 @@
+"""The proofs hold for every family of networks, and fail for an export that is not the plain network."""
+
+import dataclasses
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from codistill.export.exporting import Exported
+from codistill.export.formats import FORMATS
+from codistill.export.identity import Identity
+from codistill.export.plain import take_out
+from codistill.export.proofs import latency_ms, prove, require_same, same_nodes
+from codistill.networks import names
+from codistill.networks.backbone import Backbone
+from codistill.networks.build import FAMILIES
+
+SHAPE = (1, 28, 28)
+
+
+class HeadAdded(Backbone):
+    """A head's logits are added to the network's own, times nothing: the logits are the same, the graph is not."""
+
+    def forward(self, images_BCHW: Tensor) -> Tensor:
+        features = self.features(images_BCHW)
+        added: Tensor = features["final"] + 0 * self.get_submodule("left_in")(features["stage2"])
+        return added
+
+
+class HeadComputed(Backbone):
+    """A head is computed for nothing."""
+
+    def forward(self, images_BCHW: Tensor) -> Tensor:
+        features = self.features(images_BCHW)
+        self.get_submodule("left_in")(features["stage2"])
+        return features["final"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [*((name, HeadAdded) for name in FORMATS), ("safetensors", HeadComputed), ("pt2", HeadComputed)],
+)
+def test_a_head_that_is_left_in_is_noticed(name: str, kind: type[Backbone], finished: Path, tmp_path: Path) -> None:
+    shipped, form = take_out(finished, "a"), FORMATS[name]
+    with_head = deepcopy(shipped.network)
+    with_head.left_in = deepcopy(shipped.cohort.members["a"].heads["stage2"])
+    with_head.__class__ = kind
+    images = torch.randn(3, *SHAPE)
+    assert with_head(images).equal(shipped.network(images))
+    form.write(tmp_path / form.file, with_head, shipped.identity, SHAPE)
+    with pytest.raises(ValueError, match="exported graph|do not fit the network"):
+        prove(shipped, form, tmp_path / form.file)
+
+
+def test_the_graph_has_as_many_nodes_as_counted_by_hand(exported: dict[str, Exported]) -> None:
+    # wrn-10-1: a stem, 3 blocks (2 normalisations, 2 activations, 2 convolutions, dropout and addition each, 2 of them with a
+    # projection), then normalisation, activation, pooling, flattening and a linear layer.
+    operators = 1 + 3 * 8 + 2 + 5
+    # 9 convolutions, 7 normalisations of 2 parameters and 3 buffers each, 2 of the linear layer; the images; the output.
+    tensors = 9 + 7 * 5 + 2
+    assert exported["pt2"].proof.nodes == operators + tensors + 2
+    assert exported["safetensors"].proof.nodes == exported["pt2"].proof.nodes
+    # onnxruntime's graph has no dropout, and no normalisation that follows its convolution.
+    assert exported["onnx"].proof.nodes == operators - 3 - 3
+
+
+def test_what_was_proved(exported: dict[str, Exported]) -> None:
+    for name in FORMATS:
+        proof = exported[name].proof
+        assert (proof.images, proof.real_images, proof.heads_kept) == (50, True, True)
+        assert 0 <= proof.largest_difference <= FORMATS[name].tolerance
+        assert set(proof.latency_ms) == {"plain", "exported"}
+
+
+@pytest.mark.parametrize(
+    "network", ["wrn-10-1", "resnet-8", "densenet-7-4", "mobilenet", "mobilenetv2", "resnet-18", "resnet-164"]
+)
+def test_every_family_is_exported_node_for_node(network: str, tmp_path: Path) -> None:
+    identity = Identity(network, 10, 1, (0.5,), (0.5,), tuple("abcdefghij"))
+    form, fresh = FORMATS["pt2"], identity_weights(identity)
+    form.write(tmp_path / form.file, fresh, identity, SHAPE)
+    assert same_nodes(form, tmp_path / form.file, identity.build(fresh.state_dict()), identity, SHAPE) > 50
+    images = torch.randn(3, *SHAPE)
+    assert form.load(tmp_path / form.file)(images).equal(fresh(images))
+
+
+def test_every_family_was_looked_at() -> None:
+    tested = ["wrn-10-1", "resnet-8", "densenet-7-4", "mobilenet", "mobilenetv2", "resnet-18", "resnet-164"]
+    assert {names.parse(name).family for name in tested} == set(FAMILIES)
+
+
+def identity_weights(identity: Identity) -> nn.Module:
+    from codistill.networks.build import architecture
+
+    return architecture(identity.network).backbone(identity.num_classes, identity.in_channels).eval().requires_grad_(False)
+
+
+def test_another_network_of_the_same_weights_is_noticed(finished: Path, tmp_path: Path) -> None:
+    """Dropout has no weights, and in evaluation no effect, but it is a node."""
+    shipped, form = take_out(finished, "a"), FORMATS["pt2"]
+    other = dataclasses.replace(shipped.identity, network="wrn-10-1")
+    form.write(tmp_path / form.file, shipped.network, shipped.identity, SHAPE)
+    with pytest.raises(ValueError, match=r"not the plain backbone's: node \d+ is %dropout"):
+        same_nodes(form, tmp_path / form.file, other.build(shipped.network.state_dict()), other, SHAPE)
+
+
+def test_tolerance() -> None:
+    logits = torch.tensor([[1.0, -200.0]])
+    assert require_same(logits, logits, "both") == 0
+    with pytest.raises(ValueError, match="both give logits that differ by up to 1.53e-05"):
+        require_same(logits, logits.nextafter(torch.tensor(-300.0)), "both")
+    assert require_same(logits, logits + 0.01, "both", tolerance=1e-4) == pytest.approx(0.01, rel=1e-2)
+    with pytest.raises(ValueError, match="differ"):
+        require_same(logits, logits + 0.03, "both", tolerance=1e-4)
+    with pytest.raises(ValueError, match="differ"):
+        require_same(logits, logits * torch.nan, "both", tolerance=1e-4)
+
+
+def test_latency_is_measured_in_turns() -> None:
+    calls: list[str] = []
+
+    def called(name: str) -> nn.Module:
+        module = nn.Identity()
+        module.register_forward_pre_hook(lambda *_: calls.append(name))
+        return module
+
+    measured = latency_ms({"plain": called("plain"), "exported": called("exported")}, torch.zeros(1))
+    assert calls == ["plain", "exported"] * 22
+    assert all(value > 0 for value in measured.values())

@@ -1,0 +1,186 @@
+"""What ships from a finished, an interrupted and an averaged run, and what is said of folders that have nothing to ship."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from tiny_runs import train
+
+from codistill.engine.checkpoint import Store
+from codistill.export.exporting import export
+from codistill.export.plain import take_out
+from codistill.export.proofs import prove
+from codistill.export.formats import FORMATS
+from codistill.recipes.schema import Length
+from tiny import tiny_recipe
+
+
+def saved_weights(run: Path, prefix: str) -> dict[str, torch.Tensor]:
+    """Straight from the newest checkpoint."""
+    saved = Store(run / "checkpoints").newest()
+    assert saved is not None
+    return {key.removeprefix(prefix): tensor for key, tensor in saved.tensors.items() if key.startswith(prefix)}
+
+
+def metadata(file: Path) -> dict[str, str]:
+    with safe_open(file, framework="pt") as content:
+        return dict(content.metadata())
+
+
+def no_data(*_: object, **__: object) -> None:
+    raise ValueError("fashion: not there")
+
+
+def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    assert len(first) > 20
+    return first.keys() == second.keys() and all(first[key].equal(second[key]) for key in first)
+
+
+def test_a_finished_run_ships_its_weight_file(finished: Path) -> None:
+    shipped = take_out(finished, "b")
+    assert shipped.identity.network == "resnet-8"
+    assert same(shipped.network.state_dict(), load_file(finished / "weights" / "b.safetensors"))
+    assert (shipped.history.finished, shipped.done.epoch, shipped.done.step) == (True, 1, 0)
+    assert shipped.heads_kept
+    assert list(shipped.cohort.members["b"].heads) == ["stage2", "stage1"]
+
+
+def test_an_interrupted_run_ships_its_newest_checkpoint_and_says_so(interrupted: Path, tmp_path: Path) -> None:
+    exported = export(interrupted, "a", "safetensors", tmp_path / "out")
+    assert same(load_file(exported.model), saved_weights(interrupted, "cohort/members.a.backbone."))
+    assert not exported.shipped.history.finished
+    assert (exported.shipped.done.epoch, exported.shipped.done.step) == (1, 1)
+    card = (tmp_path / "out" / "MODEL_CARD.md").read_text()
+    assert "not finished: 1 of 2 epochs and 1 steps of the next were done" in card
+    assert "after epoch 1 of 2 |" in card
+    assert "The weights are of a later moment than these numbers" in card
+
+
+def test_the_moving_average_ships(averaged: Path, tmp_path: Path) -> None:
+    exported = export(averaged, "a", "safetensors", tmp_path / "finished")
+    average, learned = saved_weights(averaged, "average/a."), saved_weights(averaged, "cohort/members.a.backbone.")
+    assert same(load_file(exported.model), average)
+    assert not same(average, learned)
+    assert "| weights | their moving average, decay 0.9 |" in (tmp_path / "finished" / "MODEL_CARD.md").read_text()
+
+
+def test_the_moving_average_of_an_interrupted_run_ships(tmp_path: Path) -> None:
+    run = train(tiny_recipe(), tmp_path / "run", steps=2)
+    exported = export(run, "b", "safetensors", tmp_path / "out")
+    assert same(load_file(exported.model), saved_weights(run, "average/b."))
+    assert "Not measured yet" in (tmp_path / "out" / "MODEL_CARD.md").read_text()
+
+
+def test_a_frozen_teacher_ships_as_it_came(averaged: Path, tmp_path: Path) -> None:
+    teacher = averaged / "weights" / "a.safetensors"
+    run = train(tiny_recipe(method="kd", start={"a": str(teacher)}), tmp_path / "run", steps=2)
+    shipped = take_out(run, "a")
+    assert same(shipped.network.state_dict(), load_file(teacher))
+    assert not shipped.history.averaged
+    assert take_out(run, "b").history.averaged
+
+
+def test_without_checkpoints_the_proof_uses_new_heads(copied: Path) -> None:
+    shutil.rmtree(copied / "checkpoints")
+    shipped = take_out(copied, "a")
+    assert not shipped.heads_kept
+    assert list(shipped.cohort.members["a"].heads) == ["stage2", "stage1"]
+    assert same(shipped.network.state_dict(), load_file(copied / "weights" / "a.safetensors"))
+
+
+def test_damaged_checkpoints_do_not_keep_a_finished_run_back(copied: Path) -> None:
+    for file in (copied / "checkpoints").rglob("*.safetensors"):
+        file.write_bytes(b"")
+    assert not take_out(copied, "a").heads_kept
+
+
+def test_a_weight_file_that_is_not_the_checkpoints_is_refused(copied: Path, tmp_path: Path) -> None:
+    file = copied / "weights" / "a.safetensors"
+    weights, about = load_file(file), metadata(file)
+    weights["classifier.3.bias"] = weights["classifier.3.bias"] + 1
+    save_file(weights, file, about)
+    with pytest.raises(ValueError, match="in the cohort with its heads give logits that differ by up to 1"):
+        export(copied, "a", "safetensors", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_its_data_a_finished_run_is_proved_on_noise(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("codistill.export.plain.load", no_data)
+    shipped = take_out(copied, "a")
+    assert shipped.data is None
+    file = copied / "weights" / "a.safetensors"
+    proof = prove(shipped, FORMATS["safetensors"], file)
+    assert (proof.real_images, proof.images) == (False, 64)
+    assert shipped.input_shape == (1, 28, 28)
+
+
+def test_other_data_are_not_taken_for_the_runs_own(copied: Path) -> None:
+    report = json.loads((copied / "data.json").read_text())
+    report["sets"]["test"]["pixels_sha256"] = "0" * 64
+    (copied / "data.json").write_text(json.dumps(report))
+    assert take_out(copied, "a").data is None
+
+
+def test_crops_are_part_of_the_input(tmp_path: Path) -> None:
+    recipe = tiny_recipe(ema=0.0, augment={"pad": 0, "crop": 24}, length=Length(epochs=1).model_dump())
+    exported = export(train(recipe, tmp_path / "run"), "a", "pt2", tmp_path / "out")
+    how = json.loads((tmp_path / "out" / "preprocessing.json").read_text())
+    assert (how["resize"], how["centre_crop"]) == ([28, 28], [24, 24])
+    assert exported.shipped.input_shape == (1, 24, 24)
+
+
+def test_an_interrupted_run_needs_its_data(interrupted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("codistill.export.plain.load", no_data)
+    with pytest.raises(ValueError, match="those of fashion are not at hand, .* finish with: codistill train "):
+        take_out(interrupted, "a")
+
+
+def test_a_run_that_saved_nothing(interrupted: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(interrupted, tmp_path / "run")
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(ValueError, match="has saved nothing yet, .* train on with: codistill train "):
+        take_out(run, "a")
+
+
+def test_what_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is no run: it has no recipe.yaml"):
+        take_out(tmp_path, "a")
+
+
+def test_an_unknown_network(finished: Path) -> None:
+    with pytest.raises(ValueError, match="unknown network of .* 'c'; Allowed: a, b"):
+        take_out(finished, "c")
+
+
+@pytest.mark.parametrize("content", [b"", b"not safetensors"])
+def test_an_unreadable_weight_file(copied: Path, content: bytes) -> None:
+    (copied / "weights" / "a.safetensors").write_bytes(content)
+    with pytest.raises(ValueError, match="a.safetensors is not a readable safetensors file"):
+        take_out(copied, "a")
+
+
+def test_the_weight_file_of_another_network(copied: Path) -> None:
+    shutil.copy(copied / "weights" / "b.safetensors", copied / "weights" / "a.safetensors")
+    with pytest.raises(ValueError, match=r"the weights of a in .* do not fit the network: \d+ tensors differ"):
+        take_out(copied, "a")
+
+
+@pytest.mark.parametrize("about", [None, {"codistill": "{}"}, {"codistill": "["}, {"other": "x"}])
+def test_a_weight_file_that_codistill_did_not_write(copied: Path, about: dict[str, str] | None) -> None:
+    file = copied / "weights" / "a.safetensors"
+    save_file(load_file(file), file, about)
+    with pytest.raises(ValueError, match="does not say which network it holds"):
+        take_out(copied, "a")
+
+
+def test_a_diverged_network_is_not_shipped(copied: Path, tmp_path: Path) -> None:
+    file = copied / "weights" / "a.safetensors"
+    weights, about = load_file(file), metadata(file)
+    weights["classifier.3.bias"][:] = torch.nan
+    save_file(weights, file, about)
+    with pytest.raises(ValueError, match="the logits of a are not finite"):
+        export(copied, "a", "safetensors", tmp_path / "out")
