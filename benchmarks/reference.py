@@ -41,7 +41,7 @@ class Augmented(Dataset[tuple[Tensor, int]]):
 def throughput(recipe: Recipe, data: ImageData, *, workers: int = 8, warm_up: int = 10, steps: int = 100) -> float:
     """Images per second of the recipe's training done the plain way."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark = torch.backends.cudnn.allow_tf32 = True
     graph = recipe.graph
     cohort = Cohort(
         recipe.networks, data.num_classes, in_channels=data.channels, heads=recipe.heads.kind, exits=graph.exits

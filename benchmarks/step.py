@@ -1,6 +1,6 @@
 """Throughput, share of the chip, memory and start-up of the training step, beside the plain loop, in one run.
 
-    python benchmarks/step.py                                   # the four pairs of benchmarks/RESULTS.md, DCM
+    python benchmarks/step.py                                   # four pairs of twins, DCM
     python benchmarks/step.py cifar100/wrn-28-4-twins method=dml --steps 100 --no-reference
 
 Images are random: the step's arithmetic does not depend on them. FLOPs are counted (2 per multiply-add, forward × 3);

@@ -104,4 +104,6 @@ def test_the_wheel_is_whole_and_installs(tmp_path: Path) -> None:
         cwd=tmp_path,
         env={"PYTHONPATH": str(target), "PATH": ""},
     )
-    assert ran.stdout.startswith(str(target))
+    where, images = ran.stdout.split()
+    assert where.startswith(str(target))
+    assert images == "6000"

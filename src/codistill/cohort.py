@@ -16,9 +16,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from codistill.networks.backbone import Architecture, Backbone
 from codistill.networks.build import architecture
 from codistill.networks.heads import HEAD_KINDS
-from codistill.networks.names import outline
+from codistill.networks.names import RESERVED, outline
 from codistill.randomness import derive
-from codistill.transfer.graph import LABELS, Outline
+from codistill.transfer.graph import Outline
 from codistill.wording import unknown
 
 BATCHNORM_INITS = ("ones", "uniform")
@@ -160,7 +160,7 @@ def _check_names(networks: Mapping[str, object]) -> None:
     if not networks:
         raise ValueError("a cohort without networks; give at least one, as in {'a': 'wrn-28-4'}")
     for name in networks:
-        if not isinstance(name, str) or not re.fullmatch("[A-Za-z0-9_-]+", name):
-            raise ValueError(f"network name {name!r}: use letters, digits, _ and -, as in 'a'")
-        if name == LABELS or hasattr(nn.ModuleDict(), name):
+        if not isinstance(name, str) or not re.fullmatch("[A-Za-z0-9-][A-Za-z0-9_-]*", name):
+            raise ValueError(f"network name {name!r}: use letters, digits, _ and -, not _ first, as in 'a'")
+        if name in RESERVED:
             raise ValueError(f"network name {name!r} means something else already; choose another, as in 'a'")

@@ -227,5 +227,5 @@ def test_links_that_stay_inside_are_followed(image_folder: Path) -> None:
 
 @pytest.mark.parametrize("settings", [{"image_size": None}, {"folder": None}, {"image_size": 0}])
 def test_folder_and_size_must_be_said(image_folder: Path, settings: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=r"data.folder=DIR data.image_size=32"):
+    with pytest.raises(ValueError, match=r"data\.folder=DIR data\.image_size=32"):
         load("folder", **({"folder": image_folder, "image_size": 8} | settings))

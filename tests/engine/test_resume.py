@@ -1,13 +1,15 @@
 """Stopped anywhere and continued in a new process, a run ends with the very bits of the uninterrupted one."""
 
+import itertools
 import os
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
-from codistill.engine import trainer
-from codistill.recipes.schema import Recipe
+from codistill.engine import evaluate, trainer
+from codistill.engine.run import Run
+from codistill.recipes.schema import AdamW, Augment, Cosine, Recipe
 from processes import in_new_process
 from tiny import tiny_recipe
 
@@ -25,15 +27,16 @@ def stop_after(steps: int, recipe: Recipe, out: Path) -> None:
         pass
 
 
-def die_in_evaluation(number: int, recipe: Recipe, out: Path) -> None:
-    evaluate, asked = trainer.evaluate, iter(range(1, STEPS + 1))
+def die_at(call: int, where: type, method: str, recipe: Recipe, out: Path) -> None:
+    """End the process, as SIGKILL would, when a method is called for the so-many-th time."""
+    original, calls = getattr(where, method), itertools.count(1)
 
     def deadly(*arguments: object, **settings: object) -> object:
-        if next(asked) == number:
+        if next(calls) == call:
             os._exit(9)
-        return evaluate(*arguments, **settings)  # type: ignore[arg-type]
+        return original(*arguments, **settings)
 
-    trainer.evaluate = deadly  # type: ignore[assignment]
+    setattr(where, method, deadly)
     run_to_the_end(recipe, out)
 
 
@@ -60,11 +63,31 @@ def test_stopped_at_any_step(steps: int, uninterrupted: dict[str, str], tmp_path
     assert set(uninterrupted) == {"a.safetensors", "b.safetensors", "journal.jsonl"}
 
 
-@pytest.mark.parametrize("number", [1, 2])
-def test_killed_in_the_middle_of_an_evaluation(number: int, uninterrupted: dict[str, str], tmp_path: Path) -> None:
+# An evaluation adds up two networks in batches of 1,000: here 50 images, so one call each; the last one has six more.
+DEATHS = {
+    "between the networks of the first evaluation": (2, evaluate._Sums, "add"),
+    "in the middle of the last evaluation": (5, evaluate._Sums, "add"),
+    "when the first epoch is to be recorded": (1, Run, "record"),
+    "after the last epoch was recorded and before it was saved": (STEPS + 2, Run, "save"),
+    "before the weights are written": (1, Run, "finish"),
+    "while the result is made": (1, Run, "_result"),
+}
+
+
+@pytest.mark.parametrize("moment", DEATHS)
+def test_killed_at_an_awkward_moment(moment: str, uninterrupted: dict[str, str], tmp_path: Path) -> None:
     out = tmp_path / "run"
-    assert in_new_process(die_in_evaluation, number, tiny_recipe(), out) == 9
+    assert in_new_process(die_at, *DEATHS[moment], tiny_recipe(), out) == 9
     assert in_new_process(run_to_the_end, tiny_recipe(), out) == 0
+    assert what_remains(out) == uninterrupted
+
+
+def test_a_journal_ahead_of_its_checkpoint_is_cut_back(uninterrupted: dict[str, str], tmp_path: Path) -> None:
+    """Saved only at the end: both epochs are in the journal when the process dies, and no checkpoint is."""
+    recipe, out = tiny_recipe(checkpoints={"every_s": 1000.0}), tmp_path / "run"
+    assert in_new_process(die_at, 1, Run, "save", recipe, out) == 9
+    assert len((out / "journal.jsonl").read_text().splitlines()) == 2
+    assert in_new_process(run_to_the_end, recipe, out) == 0
     assert what_remains(out) == uninterrupted
 
 
@@ -76,8 +99,6 @@ def test_another_seed_ends_elsewhere(uninterrupted: dict[str, str], tmp_path: Pa
 
 
 def test_adamw_with_mixup_and_accumulation_resumes_too(tmp_path: Path) -> None:
-    from codistill.recipes.schema import AdamW, Augment, Cosine
-
     recipe = tiny_recipe(
         optimizer=AdamW(lr=0.003, weight_decay=0.05).model_dump(),
         schedule=Cosine(warmup=0.2).model_dump(),

@@ -4,8 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
+from codistill.data.datasets import from_datasets
+from codistill.data.images import ImageData
 from codistill.engine.files import RunError
 from codistill.engine.trainer import train
 from codistill.recipes import files
@@ -49,7 +52,7 @@ def test_every_classifier_and_the_ensemble_are_measured_in_the_last_epoch(finish
     assert set(last) == {"ensemble", *(f"{n}/{e}" for n in "ab" for e in ("final", "stage1", "stage2"))}
 
 
-def test_the_journal_has_no_clock_and_terms_that_sum_to_the_loss(finished: Path) -> None:
+def test_the_journal_has_every_term_and_no_clock(finished: Path) -> None:
     record = json.loads((finished / "journal.jsonl").read_text().splitlines()[0])
     assert set(record) == {"epoch", "terms", "train_error", "test"}
     assert len(record["terms"]) == 6 + 18
@@ -59,6 +62,67 @@ def test_a_finished_run_is_left_alone(finished: Path) -> None:
     before = (finished / "result.json").stat().st_mtime_ns
     assert run(tiny_recipe(), finished) == 0
     assert (finished / "result.json").stat().st_mtime_ns == before
+
+
+def test_a_run_that_learned_nothing_may_begin_otherwise(tmp_path: Path) -> None:
+    """A teacher's file that is not there fails before anything is written; what is written then is the right recipe."""
+    for _ in train(tiny_recipe(length={"epochs": 1}), tmp_path / "run"):
+        break
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "recipe.yaml").write_text(files.dumps(tiny_recipe(method="dml")))
+    assert run(tiny_recipe(length={"epochs": 1}), tmp_path / "other") == 1
+    with pytest.raises(ValueError, match="there is no file"):
+        run(tiny_recipe(method="kd", start={"a": "nowhere.safetensors"}), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="is a file; choose a folder"):
+        run(tiny_recipe(), tmp_path / "file")
+
+
+def test_a_closed_generator_has_saved(tmp_path: Path) -> None:
+    recipe = tiny_recipe(checkpoints={"every_s": 1000.0})
+    for _ in train(recipe, tmp_path / "run"):
+        break
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000003"]
+    assert run(recipe, tmp_path / "run") == 1
+
+
+def test_own_images_are_prepared_as_the_recipe_says_and_cannot_change(tmp_path: Path) -> None:
+    def images(seed: int) -> ImageData:
+        drawn = torch.randint(256, (80, 1, 28, 28), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+        items = [(image, number % 10) for number, image in enumerate(drawn)]
+        return from_datasets(items, items[:20], classes=10)
+
+    recipe = tiny_recipe(data={"name": "fashion", "wrong_labels": 0.5})
+    for _ in train(recipe, tmp_path / "run", data=images(0), stop=lambda: True):
+        pass
+    described = json.loads((tmp_path / "run" / "data.json").read_text())
+    assert described["wrong_labels"]["count"] == 40
+    with pytest.raises(RunError, match="not those that the run began with"):
+        list(train(recipe, tmp_path / "run", data=images(1)))
+    assert len(list(train(recipe, tmp_path / "run", data=images(0)))) == 2
+
+
+def test_the_validation_set_is_measured_too(tmp_path: Path) -> None:
+    data = {"name": "fashion", "train_limit": 64, "test_limit": 20, "validation": 0.01}
+    run(tiny_recipe(data=data, length={"epochs": 1}), tmp_path / "run")
+    record = json.loads((tmp_path / "run" / "journal.jsonl").read_text())
+    assert record["validation"].keys() == record["test"].keys()
+
+
+def test_torch_is_left_as_it_was(tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    switches = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    runtime = {"device": "cpu", "threads": 2, "deterministic": True, "precision": "bf16"}
+    run(tiny_recipe(length={"epochs": 1}, runtime=runtime), tmp_path / "run")
+    assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == switches
+    assert torch.equal(torch.rand(3), expected)
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["path"] == "bf16, step by step"
 
 
 def test_another_recipe_is_refused_with_the_difference(finished: Path) -> None:

@@ -207,11 +207,11 @@ def test_a_checkpoint_of_another_network_is_refused() -> None:
         one.restore(changed)
 
 
-@pytest.mark.parametrize("content", [b"no tensors", None])
-def test_weights_that_cannot_be_read(content: bytes | None, tmp_path: Path) -> None:
+def test_weights_that_cannot_be_read(tmp_path: Path) -> None:
     file = tmp_path / "teacher.safetensors"
-    if content is not None:
-        file.write_bytes(content)
+    with pytest.raises(ValueError, match=r"network 'a': there is no file .*teacher.safetensors"):
+        started(tiny_recipe(**PLAIN, start={"a": str(file)}))
+    file.write_bytes(b"no tensors")
     with pytest.raises(ValueError, match=r"network 'a': .*teacher.safetensors is not a readable safetensors file"):
         started(tiny_recipe(**PLAIN, start={"a": str(file)}))
 

@@ -1,4 +1,4 @@
-"""What ships from a finished, an interrupted and an averaged run, and what is said of folders that have nothing to ship."""
+"""What ships from a finished, an interrupted and an averaged run, and what is said of what cannot ship."""
 
 import json
 import shutil
@@ -12,9 +12,9 @@ from tiny_runs import train
 
 from codistill.engine.checkpoint import Store
 from codistill.export.exporting import export
+from codistill.export.formats import FORMATS
 from codistill.export.plain import take_out
 from codistill.export.proofs import prove
-from codistill.export.formats import FORMATS
 from codistill.recipes.schema import Length
 from tiny import tiny_recipe
 
@@ -127,7 +127,7 @@ def test_other_data_are_not_taken_for_the_runs_own(copied: Path) -> None:
 
 def test_crops_are_part_of_the_input(tmp_path: Path) -> None:
     recipe = tiny_recipe(ema=0.0, augment={"pad": 0, "crop": 24}, length=Length(epochs=1).model_dump())
-    exported = export(train(recipe, tmp_path / "run"), "a", "pt2", tmp_path / "out")
+    exported = export(train(recipe, tmp_path / "run"), "a", "safetensors", tmp_path / "out")
     how = json.loads((tmp_path / "out" / "preprocessing.json").read_text())
     assert (how["resize"], how["centre_crop"]) == ([28, 28], [24, 24])
     assert exported.shipped.input_shape == (1, 24, 24)
@@ -135,31 +135,31 @@ def test_crops_are_part_of_the_input(tmp_path: Path) -> None:
 
 def test_an_interrupted_run_needs_its_data(interrupted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("codistill.export.plain.load", no_data)
-    with pytest.raises(ValueError, match="those of fashion are not at hand, .* finish with: codistill train "):
+    with pytest.raises(ValueError, match=r"those of fashion are not at hand, .* finish with: codistill train "):
         take_out(interrupted, "a")
 
 
 def test_a_run_that_saved_nothing(interrupted: Path, tmp_path: Path) -> None:
     run = shutil.copytree(interrupted, tmp_path / "run")
     shutil.rmtree(run / "checkpoints")
-    with pytest.raises(ValueError, match="has saved nothing yet, .* train on with: codistill train "):
+    with pytest.raises(ValueError, match=r"has saved nothing yet, .* train on with: codistill train "):
         take_out(run, "a")
 
 
 def test_what_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is no run: it has no recipe.yaml"):
+    with pytest.raises(ValueError, match=r"is no run: it has no recipe\.yaml"):
         take_out(tmp_path, "a")
 
 
 def test_an_unknown_network(finished: Path) -> None:
-    with pytest.raises(ValueError, match="unknown network of .* 'c'; Allowed: a, b"):
+    with pytest.raises(ValueError, match=r"unknown network of .* 'c'; Allowed: a, b"):
         take_out(finished, "c")
 
 
 @pytest.mark.parametrize("content", [b"", b"not safetensors"])
 def test_an_unreadable_weight_file(copied: Path, content: bytes) -> None:
     (copied / "weights" / "a.safetensors").write_bytes(content)
-    with pytest.raises(ValueError, match="a.safetensors is not a readable safetensors file"):
+    with pytest.raises(ValueError, match=r"a\.safetensors is not a readable safetensors file"):
         take_out(copied, "a")
 
 

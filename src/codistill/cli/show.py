@@ -68,7 +68,7 @@ def show(source: str, changes: Sequence[str], *, as_json: bool) -> None:
     training = sum(cost.training_flops for cost in costs.values())
     screen.print(
         f"For one image of {seen.channels}×{seen.height}×{seen.width}, {classes}; 2 FLOPs per multiply-add.\n"
-        f"Training costs {_mega(training)} MFLOPs per image: 3 × forward, heads included.\n"
+        f"Training costs {_mega(training)} MFLOPs per image: 3 × forward with heads; 1 × for a frozen teacher.\n"
     )
     typer.echo(recipe.graph.matrix())
 

@@ -4,8 +4,8 @@ import signal
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-# Ctrl-C; `kill` and most schedulers; what Slurm is usually told to send before the time is up.
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+# Ctrl-C; `kill` and most schedulers; what Slurm is usually told to send before the time is up; a closed terminal.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 class StopRequest:

@@ -3,6 +3,7 @@
 ``val`` beside ``test`` is the validation set; ``val`` alone is the test set, as in ImageNet's usual layout.
 """
 
+import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,7 @@ class Decoder:
 
     def decode_all(self, photos: list[Photo]) -> Images:
         size = self.image_size
+        _require_memory(len(photos) * 3 * size**2, self.root)
         pixels = torch.empty(len(photos), 3, size, size, dtype=torch.uint8)
         labels: list[int] = []
         for photo in photos:
@@ -67,6 +69,16 @@ class Decoder:
                 ) from error
             self.skipped.append({"file": path.relative_to(self.root).as_posix(), "why": str(error)})
             return None
+
+
+def _require_memory(needed_bytes: int, root: Path) -> None:
+    """Images are kept in memory as raw pixels: refuse what cannot fit before it takes the machine down."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed_bytes > free:
+        raise ValueError(
+            f"{root}: its images need {needed_bytes / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB are free; "
+            "use a smaller image_size or fewer images"
+        )
 
 
 def read(folder: Path, image_size: int, bad_images: Literal["stop", "skip"]) -> ImageData:

@@ -90,7 +90,8 @@ def _read(name: str, folder: str | Path | None, image_size: int | None, bad_imag
     if name == "folder":
         if folder is None or image_size is None or image_size < 1:
             raise ValueError(
-                "data set folder: say which folder and a size, as in data.folder=DIR data.image_size=32; "
+                "data set folder: say which folder and a size (data.folder=DIR data.image_size=32 in a recipe, "
+                "--folder DIR --image-size 32 after `codistill data folder`); "
                 f"got folder={folder} and image_size={image_size}"
             )
         return image_folder.read(Path(folder).expanduser(), image_size, cast(Literal["stop", "skip"], bad_images))

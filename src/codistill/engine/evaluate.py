@@ -1,5 +1,6 @@
 """How good classifiers are on a labelled set: top-1 and top-5 error, NLL, ECE. Everything is summed on the device."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 
@@ -83,4 +84,4 @@ def evaluate(classify: Classify, images: Images, batch_size: int) -> dict[str, M
 def ensemble(logits: Mapping[str, Tensor]) -> Tensor:
     """The networks' own classifiers together: the logarithm of their mean probability."""
     finals = [F.log_softmax(tensor.float(), dim=-1) for name, tensor in logits.items() if name.endswith("/final")]
-    return torch.stack(finals).logsumexp(dim=0)
+    return torch.stack(finals).logsumexp(dim=0) - math.log(len(finals))

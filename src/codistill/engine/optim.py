@@ -8,13 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from codistill.cohort import Cohort
+from codistill.engine.runtime import Machine
 from codistill.engine.timetable import Turn
 from codistill.recipes.schema import AdamW, Recipe, Sgd, learning_rate
 
 
-def build_optimizer(recipe: Recipe, cohort: Cohort) -> torch.optim.Optimizer:
+def build_optimizer(recipe: Recipe, cohort: Cohort, machine: Machine) -> torch.optim.Optimizer:
     """The recipe's optimizer over every network that learns; frozen teachers have no group."""
-    settings = recipe.optimizer
+    settings, frozen, device = recipe.optimizer, recipe.graph.frozen, machine.device
     groups: list[dict[str, Any]] = [
         {
             "params": list(cohort.members[name].parameters()),
@@ -22,9 +23,8 @@ def build_optimizer(recipe: Recipe, cohort: Cohort) -> torch.optim.Optimizer:
             "weight_decay": settings.weight_decay_of.get(name, settings.weight_decay),
         }
         for name in cohort.members
-        if name not in recipe.graph.frozen
+        if name not in frozen
     ]
-    device = next(cohort.parameters()).device
     for group in groups:
         group["base_lr"] = group["lr"]
         if device.type == "cuda":
@@ -38,7 +38,8 @@ def build_optimizer(recipe: Recipe, cohort: Cohort) -> torch.optim.Optimizer:
             optimizer = torch.optim.SGD(groups, momentum=momentum, nesterov=nesterov, fused=fused)
             slots = ("momentum_buffer",) if momentum else ()
         case AdamW(beta1=beta1, beta2=beta2, eps=eps):
-            optimizer = torch.optim.AdamW(groups, betas=(beta1, beta2), eps=eps, fused=fused)
+            capturable = machine.captures(recipe)
+            optimizer = torch.optim.AdamW(groups, betas=(beta1, beta2), eps=eps, fused=fused, capturable=capturable)
             slots = ("exp_avg", "exp_avg_sq", "step")
     # Torch fills these at the first step. Zeros give the same update, and then a checkpoint always has the same shape.
     for parameter in (parameter for group in groups for parameter in group["params"]):

@@ -39,7 +39,8 @@ from codistill.recipes.schema import Recipe
 
 log = logging.getLogger("codistill")
 
-RECIPE_FILE, RESULT_FILE = "recipe.yaml", "result.json"
+RECIPE_FILE, RESULT_FILE, JOURNAL_FILE = "recipe.yaml", "result.json", "journal.jsonl"
+ENVIRONMENT_FILE, DATA_FILE, CHECKPOINTS = "environment.json", "data.json", "checkpoints"
 MAX_BYTES = 256 * 2**20  # of a description of the data, which names every image that was skipped
 RESULT_FORMAT = 1
 
@@ -49,12 +50,12 @@ class Run:
 
     def __init__(self, folder: Path, recipe: Recipe, data: ImageData) -> None:
         self.folder, self.recipe, self.data = folder, recipe, data
-        self.environment_file = folder / "environment.json"
-        self.data_file = folder / "data.json"
+        self.environment_file = folder / ENVIRONMENT_FILE
+        self.data_file = folder / DATA_FILE
         self.weights_folder = folder / "weights"
-        self.journal = Journal(folder / "journal.jsonl")
+        self.journal = Journal(folder / JOURNAL_FILE)
         self.timing = Journal(folder / "timing.jsonl")
-        self.store = Store(folder / "checkpoints", keep=recipe.checkpoints.keep)
+        self.store = Store(folder / CHECKPOINTS, keep=recipe.checkpoints.keep)
         self._opened_at = self._saved_at = time.monotonic()
         self._elapsed_before_s = 0.0
 
@@ -62,13 +63,17 @@ class Run:
     @contextmanager
     def open(cls, folder: Path, recipe: Recipe, data: ImageData) -> Iterator["Run"]:
         """Create the folder, or enter it again with the same recipe; another recipe is refused with the difference."""
-        refuse_other_run(folder, recipe)
+        refuse_foreign_folder(folder)
         with explained(folder, "make the run's folder"):
             folder.mkdir(parents=True, exist_ok=True)
         with RunLock(folder):
-            # First of all the recipe: it is what makes the folder a run's, should anything die from here on.
-            if not (folder / RECIPE_FILE).exists():
+            if is_begun(folder):
+                refuse_other_recipe(folder, recipe)
+            else:
+                # First of all the recipe: it is what makes the folder a run's, should anything die from here on.
                 write_atomically(folder / RECIPE_FILE, files.dumps(recipe))
+                for stale in (ENVIRONMENT_FILE, DATA_FILE):
+                    (folder / stale).unlink(missing_ok=True)
             with log_to(folder / "train.log"):
                 sweep(folder)
                 run = cls(folder, recipe, data)
@@ -199,17 +204,32 @@ def log_to(file: Path) -> Iterator[None]:
 
 def is_finished(folder: Path, recipe: Recipe) -> bool:
     """Whether this very recipe has been trained to its end there."""
-    refuse_other_run(folder, recipe)
-    return (folder / RESULT_FILE).exists()
+    if not (folder / RESULT_FILE).exists():
+        return False
+    refuse_other_recipe(folder, recipe)
+    return True
 
 
-def refuse_other_run(folder: Path, recipe: Recipe) -> None:
-    """Nobody's files are touched: a folder must be new, empty, or of this very recipe."""
-    if (folder / RECIPE_FILE).exists():
-        if changed := difference(files.load(folder / RECIPE_FILE), recipe):
-            lines = "\n  ".join(changed)
-            raise RunError(
-                f"{folder} holds a run of another recipe:\n  {lines}\nChoose another --out, or repeat its recipe"
-            )
-    elif folder.exists() and any(not path.name.startswith((RunLock.FILE, TEMPORARY)) for path in folder.iterdir()):
+def is_begun(folder: Path) -> bool:
+    """Whether there is anything to lose: what failed before its first save or evaluation may be begun otherwise."""
+    journal, checkpoints = folder / JOURNAL_FILE, folder / CHECKPOINTS
+    has_learned = journal.exists() and journal.stat().st_size > 0
+    return has_learned or (folder / RESULT_FILE).exists() or (checkpoints.is_dir() and any(checkpoints.iterdir()))
+
+
+def refuse_foreign_folder(folder: Path) -> None:
+    """Nobody's files are touched: a folder must be new, empty, or a run's."""
+    if folder.exists() and not folder.is_dir():
+        raise RunError(f"{folder} is a file; choose a folder with --out")
+    if not folder.exists() or (folder / RECIPE_FILE).exists():
+        return
+    if any(not path.name.startswith((RunLock.FILE, TEMPORARY)) for path in folder.iterdir()):
         raise RunError(f"{folder} holds files that are not a run's; choose another --out")
+
+
+def refuse_other_recipe(folder: Path, recipe: Recipe) -> None:
+    if changed := difference(files.load(folder / RECIPE_FILE), recipe):
+        lines = "\n  ".join(changed)
+        raise RunError(
+            f"{folder} holds a run of another recipe:\n  {lines}\nRepeat its recipe, or choose another --out"
+        )

@@ -5,6 +5,7 @@ once as a CUDA graph and replayed. ``choose_step`` picks one and names the path 
 """
 
 import logging
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from codistill.data.batches import Draws
+from codistill.engine.runtime import hindrances
 from codistill.engine.timetable import Turn
 from codistill.engine.training import Training
 from codistill.randomness import derive
@@ -38,12 +40,15 @@ class PlainStep:
     def __call__(self, draws: Draws, turn: Turn) -> None:
         images, labels = self.training.batch(draws)
         with self.training.machine.autocast():
-            logits = forward(self.networks, images, turn.seed)
+            logits = forward(networks_for(draws, self.training, self.networks), images, turn.seed)
         learn(self.training, logits, labels, turn)
 
 
 class CapturedStep:
-    """Records one CUDA graph per batch size: the recipe's, and the short last batch's from the uncompiled networks."""
+    """Records one CUDA graph per batch size: the recipe's, and the short last batch's from the uncompiled networks.
+
+    Dropout is seeded per step, not per network as in the plain step: a recorded graph has one source of random numbers.
+    """
 
     def __init__(self, training: Training, networks: Networks, path: str) -> None:
         self.training, self.networks, self.path = training, networks, path
@@ -59,9 +64,7 @@ class CapturedStep:
         graph.replay()
 
     def _record(self, draws: Draws, turn: Turn) -> tuple[torch.cuda.CUDAGraph, Draws]:
-        full = len(draws.indices) == self.training.recipe.batch_size
-        # Compiling for the one short batch of an epoch would cost more than it saves in the whole training.
-        networks = self.networks if full else plain_networks(self.training)
+        networks = networks_for(draws, self.training, self.networks)
         inputs = draws.clone()
 
         def body() -> None:
@@ -74,7 +77,8 @@ class CapturedStep:
         before = {name: tensor.clone() for name, tensor in self.training.tensors().items()}
         beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(beside):
+        with torch.cuda.stream(beside), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*capturable=True.*")  # these steps are not captured yet
             for _ in range(WARM_UP_STEPS):
                 body()
         torch.cuda.current_stream().wait_stream(beside)
@@ -87,6 +91,12 @@ class CapturedStep:
 
 def plain_networks(training: Training) -> Networks:
     return dict(training.cohort.members.items())
+
+
+def networks_for(draws: Draws, training: Training, networks: Networks) -> Networks:
+    """Compiling for the one short batch of an epoch would cost more than it saves in the whole training."""
+    full = len(draws.indices) == training.recipe.batch_size
+    return networks if full else plain_networks(training)
 
 
 def forward(networks: Networks, images: Tensor, seed: int) -> dict[str, Tensor]:
@@ -115,7 +125,7 @@ def forward_side_by_side(networks: Networks, images: Tensor) -> dict[str, Tensor
 def learn(training: Training, logits: Mapping[str, Tensor], labels: Tensor, turn: Turn) -> None:
     """From predictions to new weights."""
     loss = training.objective(logits, labels)
-    (loss.total / turn.batches_in_update).backward()
+    (loss.total * turn.share_of_update).backward()
     training.tally.add(loss, logits, labels)
     if turn.updates:
         training.optimizer.step()
@@ -126,20 +136,14 @@ def learn(training: Training, logits: Mapping[str, Tensor], labels: Tensor, turn
 
 def choose_step(training: Training) -> Step:
     """The fastest path that the recipe allows on this device; the log names it."""
-    runtime, accumulate = training.recipe.runtime, training.recipe.accumulate
-    networks = plain_networks(training)
-    path = ["bf16" if training.machine.bf16 else "fp32"]
-    if runtime.compile:
+    recipe, machine = training.recipe, training.machine
+    networks, path = plain_networks(training), [machine.precision]
+    if recipe.runtime.compile:
         # Each network by itself: twins share one compilation, and a short batch can still use the plain module.
         networks = {name: torch.compile(member, fullgraph=True, dynamic=False) for name, member in networks.items()}
         path.append("compiled")
-    captures = runtime.capture and training.machine.device.type == "cuda"
-    hindrances = [
-        *([f"accumulate={accumulate}"] if accumulate > 1 else []),
-        *(["runtime.activation_checkpointing=true"] if runtime.activation_checkpointing else []),
-    ]
-    if captures and hindrances:
-        log.warning("with %s the step cannot be captured as a CUDA graph, so it is slower", " and ".join(hindrances))
-        captures = False
-    path.append("captured as one CUDA graph" if captures else "step by step")
-    return (CapturedStep if captures else PlainStep)(training, networks, ", ".join(path))
+    if machine.captures(recipe):
+        return CapturedStep(training, networks, ", ".join([*path, "captured as one CUDA graph"]))
+    if machine.device.type == "cuda" and recipe.runtime.capture:
+        log.warning("with %s the step cannot be captured, so it is slower", " and ".join(hindrances(recipe)))
+    return PlainStep(training, networks, ", ".join([*path, "step by step"]))

@@ -24,7 +24,8 @@ class Turn:
     previous_progress: float
     seed: int
     """For the step's dropout."""
-    batches_in_update: int = 1
+    share_of_update: float = 1.0
+    """The batch's images as a share of those that its update averages."""
     updates: bool = True
     """Whether the step ends with an update; the last of each ``accumulate`` batches does, and the last of an epoch."""
 
@@ -57,6 +58,9 @@ class Timetable:
     def images_seen(self, position: Position) -> int:
         return position.epoch * self.images + min(position.step * self.batch_size, self.images)
 
+    def _images_in(self, first_step: int, last_step: int) -> int:
+        return min((last_step + 1) * self.batch_size, self.images) - first_step * self.batch_size
+
     def turn(self, position: Position) -> Turn:
         now = self.steps_taken(position)
         first_of_update = position.step - position.step % self.accumulate
@@ -65,6 +69,7 @@ class Timetable:
             progress=now / self.steps,
             previous_progress=max(now - 1, 0) / self.steps,
             seed=derive(self.seed, "dropout", now),
-            batches_in_update=last_of_update - first_of_update + 1,
+            share_of_update=self._images_in(position.step, position.step)
+            / self._images_in(first_of_update, last_of_update),
             updates=position.step == last_of_update,
         )

@@ -2,7 +2,7 @@
 
 ``train`` is a generator that yields after every evaluation. Whoever drives it (the command line, a notebook, a study)
 may stop and call it again later with the same folder: it continues, bit for bit, as if it had never stopped, because
-every random draw is a function of the seed and of the position.
+every random draw is a function of the seed and of the position. (On a GPU that takes ``runtime.deterministic=true``.)
 """
 
 import logging
@@ -15,10 +15,11 @@ from torch import Tensor
 from codistill.data.batches import EpochPlan, plan_epoch
 from codistill.data.images import ImageData
 from codistill.data.load import load
+from codistill.data.load import prepare as prepare_data
 from codistill.engine.evaluate import Metrics, ensemble, evaluate
 from codistill.engine.optim import set_learning_rate
 from codistill.engine.run import Run, is_finished
-from codistill.engine.runtime import prepare
+from codistill.engine.runtime import prepared
 from codistill.engine.step import choose_step
 from codistill.engine.timetable import Position, Timetable
 from codistill.engine.training import Training, prepare_training
@@ -59,20 +60,33 @@ def train(
 ) -> Iterator[Progress]:
     """Train ``recipe`` in the folder ``out``, from the start or from where an earlier call left off.
 
-    ``data`` replaces what the recipe names. ``stop`` is asked after every update: when it says so, the run is saved and
-    the generator ends. ``heartbeat`` hears of every step.
+    ``data`` replaces the images that the recipe names; its limits and wrong labels still apply. ``stop`` is asked after
+    every update: when it says so, the run is saved and the generator ends. ``heartbeat`` hears of every step. Runs save
+    every ``checkpoints.every_s`` seconds, at the end, and when the generator is closed.
     """
     if is_finished(Path(out), recipe):
         log.info("%s is finished already", out)
         return
-    machine = prepare(recipe.runtime)
-    data = data or load(seed=recipe.seed, **recipe.data.model_dump())
-    with Run.open(Path(out), recipe, data) as run:
+    data = own(data, recipe) if data else load(seed=recipe.seed, **recipe.data.model_dump())
+    timetable = Timetable.of(recipe, len(data.train))
+    with prepared(recipe.runtime) as machine:
         training = prepare_training(recipe, data, machine)
-        timetable = Timetable.of(recipe, len(data.train))
+        yield from run_training(training, timetable, Path(out), data, stop, heartbeat)
+
+
+def run_training(
+    training: Training,
+    timetable: Timetable,
+    out: Path,
+    data: ImageData,
+    stop: Callable[[], bool],
+    heartbeat: Callable[[Position, Timetable], None],
+) -> Iterator[Progress]:
+    recipe = training.recipe
+    with Run.open(out, recipe, data) as run:
         position = run.continue_from_newest(training)
         step = choose_step(training)
-        log.info("%s on %s: %s", recipe.name, machine.device, step.path)
+        log.info("%s on %s: %s", recipe.name, training.machine.device, step.path)
 
         while position.epoch < timetable.epochs:
             plan = draw_epoch(training, position.epoch)
@@ -90,8 +104,26 @@ def train(
                     return
             position = Position(position.epoch + 1)
             if evaluates(recipe, position.epoch):
-                yield conclude_epoch(run, training, position, timetable)
+                progress = conclude_epoch(run, training, position, timetable)
+                try:
+                    yield progress
+                except GeneratorExit:
+                    run.save(training, position, timetable)
+                    raise
         run.finish(training, step.path)
+
+
+def own(data: ImageData, recipe: Recipe) -> ImageData:
+    """Somebody's own images, prepared as the recipe says."""
+    settings = recipe.data
+    return prepare_data(
+        data,
+        seed=recipe.seed,
+        wrong_labels=settings.wrong_labels,
+        validation=settings.validation,
+        train_limit=settings.train_limit,
+        test_limit=settings.test_limit,
+    )
 
 
 def draw_epoch(training: Training, epoch: int) -> EpochPlan:
@@ -114,7 +146,7 @@ def evaluates(recipe: Recipe, epochs_done: int) -> bool:
 
 
 def conclude_epoch(run: Run, training: Training, position: Position, timetable: Timetable) -> Progress:
-    """Evaluate, write it down, and save; the next epoch begins with empty sums."""
+    """Evaluate, write it down, and save if it is time; the next epoch begins with empty sums."""
     metrics = measure(training, position.epoch)
     learned = training.tally.read()
     training.tally.sums.zero_()
@@ -143,11 +175,10 @@ def measure(training: Training, epochs_done: int) -> dict[str, dict[str, Metrics
     def classify(pixels: Tensor) -> dict[str, Tensor]:
         images = data.plain(pixels).contiguous(memory_format=training.machine.memory_format)
         with training.machine.autocast():
-            finals = {f"{name}/final": network(images) for name, network in shipped.items()}
-            if not everything:
-                return finals
             # A moving average ships without heads, so auxiliary classifiers are those of the network that learns.
-            return {**training.cohort(images), **finals, "ensemble": ensemble(finals)}
+            logits = training.cohort(images) if everything else {}
+            finals = {f"{name}/final": network(images) for name, network in shipped.items()}
+            return {**logits, **finals, **({"ensemble": ensemble(finals)} if everything else {})}
 
     training.set_mode(learning=False)
     metrics = {

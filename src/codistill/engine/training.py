@@ -20,7 +20,7 @@ from codistill.transfer.objective import Loss, Objective
 
 
 class Tally:
-    """Sums over the epoch so far, in one vector on the device: every term of the loss, wrong answers, images."""
+    """Sums since the last evaluation, in one vector on the device: every term of the loss, wrong answers, images."""
 
     def __init__(self, terms: tuple[str, ...], finals: tuple[str, ...], device: torch.device) -> None:
         self.terms, self.finals = terms, finals
@@ -34,7 +34,7 @@ class Tally:
         self.sums += torch.cat([loss.values * images, torch.stack(wrong), hard.new_full((1,), images)])
 
     def read(self) -> dict[str, dict[str, float]]:
-        """The epoch's mean terms and training errors (%). Waits for the device: call it where an epoch ends."""
+        """Mean terms and training errors (%). Waits for the device: call it where an epoch ends."""
         *sums, images = self.sums.tolist()
         means = [value / images for value in sums]
         split = len(self.terms)
@@ -117,8 +117,9 @@ class Training:
 
     def set_mode(self, *, learning: bool) -> None:
         """Training mode for the networks that learn; a frozen teacher always stays in evaluation mode."""
+        frozen = self.recipe.graph.frozen
         for name, member in self.cohort.members.items():
-            member.train(learning and name not in self.recipe.graph.frozen)
+            member.train(learning and name not in frozen)
 
 
 def prepare_training(recipe: Recipe, data: ImageData, machine: Machine) -> Training:
@@ -146,7 +147,7 @@ def prepare_training(recipe: Recipe, data: ImageData, machine: Machine) -> Train
         machine=machine,
         cohort=cohort,
         objective=objective,
-        optimizer=build_optimizer(recipe, cohort),
+        optimizer=build_optimizer(recipe, cohort, machine),
         average=MovingAverage(cohort, learning, recipe.ema) if recipe.ema else None,
         tally=Tally(objective.names, tuple(f"{name}/final" for name in learning), machine.device),
         data=OnDevice.of(data, machine.device, AugmentSettings(**recipe.augment.model_dump())),
@@ -157,6 +158,8 @@ def prepare_training(recipe: Recipe, data: ImageData, machine: Machine) -> Train
 
 def load_weights(backbone: nn.Module, file: Path, name: str) -> None:
     """Load a plain network's weight file, strictly."""
+    if not file.is_file():
+        raise ValueError(f"network {name!r}: there is no file {file}; give a weight file of a finished run")
     try:
         weights = load_file(file)
     except (OSError, SafetensorError) as error:

@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from codistill.networks.names import parse
+from codistill.networks.names import RESERVED, parse
 from codistill.recipes.errors import Contradiction, InconsistentError, Path, RecipeError, described, problems
 from codistill.transfer import methods
 from codistill.transfer.graph import Outline, TransferGraph
@@ -15,6 +16,14 @@ from codistill.wording import unknown
 
 def _network(name: str) -> str:
     parse(name)
+    return name
+
+
+def _member(name: str) -> str:
+    if name in RESERVED:
+        raise ValueError(
+            f"a network cannot be called {name!r}, which means something else already; choose another name"
+        )
     return name
 
 
@@ -27,9 +36,10 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
+SIDES = {"fashion": 28, "cifar10": 32, "cifar100": 32}  # pixels; a folder's images have data.image_size
 MAX_NETWORKS = 32  # a graph grows with their square: a stranger's file must not ask for a million edges
 # A member's name becomes a file's name, a module's name and a part of "a/final->b/stage2".
-MemberName = Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,40}$")]
+MemberName = Annotated[str, Field(pattern="^[A-Za-z0-9-][A-Za-z0-9_-]{0,39}$"), AfterValidator(_member)]
 KnownNetwork = Annotated[str, AfterValidator(_network)]
 KnownMethod = Annotated[str, AfterValidator(_method)]
 
@@ -124,7 +134,7 @@ class Schedule(Settings):
 class Steps(Schedule):
     kind: Literal["steps"] = "steps"
     milestones: tuple[Share, ...] = Field(strict=False, description="shares of the training after which it drops")
-    factor: Positive = 0.1
+    factor: Annotated[float, Field(gt=0, lt=1)] = 0.1
 
     @field_validator("milestones")
     @classmethod
@@ -157,12 +167,12 @@ class Runtime(Settings):
     """How it is computed, not what: these may change the last bits and the speed, never the recipe."""
 
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["fp32", "tf32", "bf16"] = Field("fp32", description="tf32: convolutions only, on CUDA")
     compile: bool = False
     capture: bool = Field(True, description="on CUDA, record the step as one graph and replay it")
     deterministic: bool = False
     activation_checkpointing: bool = False
-    threads: Count | None = Field(None, description="CPU threads; null: torch's own choice")
+    threads: Annotated[int, Field(ge=1, le=512)] | None = Field(None, description="CPU threads; null: torch's choice")
 
 
 class Recipe(Settings):
@@ -180,7 +190,7 @@ class Recipe(Settings):
     augment: Augment = Augment()
     length: Length
     batch_size: Count
-    accumulate: Count = Field(1, description="batches whose gradients are summed before each update")
+    accumulate: Count = Field(1, description="batches whose images are averaged in each update")
     optimizer: Annotated[Sgd | AdamW, Field(discriminator="kind")]
     schedule: Annotated[Steps | Cosine | Constant, Field(discriminator="kind")]
     label_smoothing: Share = 0.0
@@ -208,12 +218,12 @@ class Recipe(Settings):
         """The same recipe with some fields changed, validated again: ``recipe.replace(method="dml")``."""
         return self.check({**self.model_dump(), **changes})
 
-    @property
+    @cached_property
     def outline(self) -> Outline:
         """Every classifier that the cohort could have, before the graph says which are used."""
         return Outline({name: parse(network).outline(self.heads.exits) for name, network in self.networks.items()})
 
-    @property
+    @cached_property
     def graph(self) -> TransferGraph:
         graph = methods.get(self.method)(self.outline, **self.weights)
         return graph.replace(temperature=self.temperature, t_squared=self.t_squared).reweighted(self.edges)
@@ -266,6 +276,11 @@ class Recipe(Settings):
         for name in [name for name in graph.frozen if name not in self.start]:
             message = f"missing; with {self.method} this network only teaches, so give its weights: start.{name}=FILE"
             yield Contradiction(("start", name), message, frozenset(about))
+        for name in [name for name in graph.frozen if graph.exits[name]]:
+            message = (
+                f"{name} only teaches, and its auxiliary classifiers would teach untrained; let only its final teach"
+            )
+            yield Contradiction(culprit, message, frozenset(about))
 
     def _switch_problems(self) -> Iterator[Contradiction]:
         """Settings that are sound alone and cannot be had together."""
@@ -273,17 +288,29 @@ class Recipe(Settings):
         if image and crop and crop > image + 2 * self.augment.pad:
             message = f"{crop} is more than data.image_size={image} with augment.pad={self.augment.pad} on both sides"
             yield Contradiction(("augment", "crop"), message, frozenset({"data", "augment"}))
-        optimizer = self.optimizer
-        if isinstance(optimizer, Sgd) and optimizer.reset_momentum_at_drops:
-            about = frozenset({"optimizer", "schedule"})
-            if not isinstance(self.schedule, Steps):
-                message = f"goes with schedule.kind=steps; {self.schedule.kind} has no drops"
-                yield Contradiction(("optimizer", "reset_momentum_at_drops"), message, about)
-            if not optimizer.momentum:
-                yield Contradiction(("optimizer", "reset_momentum_at_drops"), "there is no momentum to reset", about)
+        side = SIDES.get(self.data.name, image or 0)
+        if self.augment.padding == "reflect" and self.augment.pad >= side:
+            message = f"padding=reflect cannot pad images of {side} pixels by {self.augment.pad}"
+            yield Contradiction(("augment", "pad"), message, frozenset({"data", "augment"}))
+        yield from self._momentum_problems()
+        every, all_every = self.evaluation.every_epochs, self.evaluation.all_every_epochs
+        if all_every % every:
+            message = f"{all_every} is no multiple of evaluation.every_epochs={every}"
+            yield Contradiction(("evaluation", "all_every_epochs"), message, frozenset({"evaluation"}))
         if self.runtime.activation_checkpointing and self.runtime.compile:
             message = "goes with compile=false: the compiler decides by itself what to compute twice"
             yield Contradiction(("runtime", "activation_checkpointing"), message, frozenset({"runtime"}))
+
+    def _momentum_problems(self) -> Iterator[Contradiction]:
+        optimizer, about = self.optimizer, frozenset({"optimizer", "schedule"})
+        if not isinstance(optimizer, Sgd):
+            return
+        for switch in ("nesterov", "reset_momentum_at_drops"):
+            if getattr(optimizer, switch) and not optimizer.momentum:
+                yield Contradiction(("optimizer", switch), "needs a momentum above 0", about)
+        if optimizer.reset_momentum_at_drops and not isinstance(self.schedule, Steps):
+            message = f"goes with schedule.kind=steps; {self.schedule.kind} has no drops"
+            yield Contradiction(("optimizer", "reset_momentum_at_drops"), message, about)
 
 
 def _strangers(

@@ -14,9 +14,9 @@ def quickstart() -> Recipe:
     return Recipe(
         networks={"a": "wrn-10-1", "b": "wrn-10-1"},
         data=Data(name="fashion", wrong_labels=0.5, train_limit=1000, test_limit=2000),
-        length=Length(epochs=24),
+        length=Length(epochs=20),
         batch_size=32,
         optimizer=Sgd(lr=0.1, weight_decay=5e-4, momentum=0.9),
         schedule=Steps(milestones=(0.3, 0.6, 0.8), factor=0.2),
-        evaluation=Evaluation(every_epochs=4, all_every_epochs=24),
+        evaluation=Evaluation(every_epochs=4, all_every_epochs=20),
     )

@@ -1,0 +1,155 @@
+"""Where an export may go, what is left of what was there, and what the model card says."""
+
+import errno
+import json
+import re
+import sys
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from codistill.export import bundle
+from codistill.export.card import code
+from codistill.export.exporting import Exported, export
+
+FILES = {"labels.json", "preprocessing.json", "MODEL_CARD.md", "export.json"}
+
+
+def found(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_files_of_an_export(exported: dict[str, Exported]) -> None:
+    for name, one in exported.items():
+        assert one.model.name == f"model.{name}"
+        assert found(one.model.parent) == FILES | {one.model.name}
+        manifest = json.loads((one.model.parent / "export.json").read_text())
+        assert manifest == {
+            "codistill_export": 1,
+            "model": one.model.name,
+            "sha256": sha256(one.model.read_bytes()).hexdigest(),
+        }
+
+
+def test_an_earlier_export_is_replaced_whole(finished: Path, tmp_path: Path) -> None:
+    export(finished, "a", "pt2", tmp_path / "out")
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    export(finished, "b", "safetensors", tmp_path / "out")
+    assert found(tmp_path / "out") == FILES | {"model.safetensors", "notes.txt"}
+    assert "`resnet-8`, called `b`" in (tmp_path / "out" / "MODEL_CARD.md").read_text()
+    assert bundle.read(tmp_path / "out").format == "safetensors"
+
+
+def test_other_files_are_refused_and_stay_when_forced(finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"somebody's own")
+    (tmp_path / "labels.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"holds files that are not an export's, such as labels.json; .* --force"):
+        export(finished, "a", "safetensors", tmp_path)
+    assert found(tmp_path) == {"model.onnx", "labels.json"}
+    export(finished, "a", "safetensors", tmp_path, force=True)
+    assert (tmp_path / "model.onnx").read_bytes() == b"somebody's own"
+    assert found(tmp_path) == FILES | {"model.onnx", "model.safetensors"}
+    assert len(bundle.read(tmp_path).labels) == 10
+
+
+def test_the_run_itself_is_no_place_for_an_export(copied: Path) -> None:
+    before = found(copied)
+    with pytest.raises(ValueError, match="holds files that are not an export's"):
+        export(copied, "a", "safetensors", copied)
+    assert found(copied) == before
+
+
+@pytest.mark.parametrize("manifest", ["{}", "[", '{"codistill_export": 1, "model": "../x", "sha256": "0"}'])
+def test_an_export_json_of_somebody_else_makes_no_export(manifest: str, finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "export.json").write_text(manifest)
+    with pytest.raises(ValueError, match=r"such as export\.json"):
+        export(finished, "a", "safetensors", tmp_path)
+    with pytest.raises(ValueError, match=r"is no export: it has no export\.json that can be read"):
+        bundle.read(tmp_path)
+
+
+def test_a_target_that_cannot_be_a_folder(finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="file is a file; choose a folder with --out"):
+        export(finished, "a", "safetensors", tmp_path / "file")
+    with pytest.raises(ValueError, match=r"file/below: cannot write the export \(Not a directory\)"):
+        export(finished, "a", "safetensors", tmp_path / "file" / "below")
+
+
+def test_a_target_that_may_not_be_written(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    (tmp_path / "out").mkdir()
+    monkeypatch.setattr(bundle, "TemporaryDirectory", refused)  # whoever runs the tests may be allowed everything
+    with pytest.raises(ValueError, match=r"out: cannot write the export \(Permission denied\): it is read-only or not"):
+        export(finished, "a", "safetensors", tmp_path / "out")
+
+
+def test_an_export_that_fails_leaves_nothing(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    export(finished, "a", "safetensors", tmp_path / "old")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "old").iterdir()}
+    monkeypatch.setattr("codistill.export.exporting.prove", interrupt)
+    for name in ("old", "new"):
+        with pytest.raises(KeyboardInterrupt):
+            export(finished, "b", "safetensors", tmp_path / name)
+    assert not (tmp_path / "new").exists()
+    assert {path.name: path.read_bytes() for path in (tmp_path / "old").iterdir()} == before
+
+
+def test_an_unknown_format(finished: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"unknown format 'onyx'; did you mean 'onnx'\? Allowed: safetensors, pt2"):
+        export(finished, "a", "onyx", tmp_path / "out")
+
+
+@pytest.mark.parametrize("library", ["onnx", "onnxscript", "onnxruntime"])
+def test_a_missing_library(library: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ValueError, match=rf"onnx needs {library}, .* type: pip install 'codistill\[export\]'"):
+        export(finished, "a", "onnx", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_card_says_what_the_result_says(exported: dict[str, Exported], finished: Path) -> None:
+    card = (exported["onnx"].model.parent / "MODEL_CARD.md").read_text()
+    last = json.loads((finished / "result.json").read_text())["networks"]["a"]["last"]
+    for line in (
+        "# `wrn-10-1-dropout-0.3` for `fashion`",
+        "| file | `model.onnx` |",
+        f"| top-1 error | {last['top1_error']:.2f} % |",
+        f"| top-5 error | {last['top5_error']:.2f} % |",
+        f"| NLL | {last['nll']:.4f} nats per image |",
+        f"| ECE | {last['ece']:.2f} % |",
+        "| when | after epoch 1 of 1, the last; not the best epoch |",
+        "| runs | n = 1, seed 3; one run says nothing of how seeds differ |",
+        "`fashion`: 70 training and 50 test images.",
+        "Of the training labels, 40.0 % were replaced by wrong ones on purpose.",
+        "| method | `dcm` |",
+        "| learned with | `b`, a `resnet-8` |",
+        "| seed | 3 |",
+        "| images | 50 |",
+        "## Licence",
+    ):
+        assert f"{line}\n" in card
+    assert "not finished" not in card
+    assert re.search(r"^\| command \| `.+` \|$", card, re.MULTILINE)
+    assert "{{" not in card
+    assert "{%" not in card
+    parameters = sum(parameter.numel() for parameter in exported["onnx"].shipped.network.parameters())
+    assert f"with {parameters:,} parameters" in card
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a", "`a`"),
+        ("a\n# heading | <script>", r"`a # heading \| <script>`"),
+        ("a ``b`` c", "``` a ``b`` c ```"),
+    ],
+)
+def test_names_mean_nothing_to_markdown(text: str, shown: str) -> None:
+    assert code(text) == shown
