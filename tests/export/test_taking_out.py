@@ -92,6 +92,21 @@ def test_without_checkpoints_the_proof_uses_new_heads(copied: Path) -> None:
     assert same(shipped.network.state_dict(), load_file(copied / "weights" / "a.safetensors"))
 
 
+def test_an_earlier_checkpoint_says_nothing_of_the_last_epoch(copied: Path) -> None:
+    earlier, last = sorted((copied / "checkpoints").iterdir())
+    shutil.rmtree(last)
+    assert earlier.name == "step-00000002"
+    assert not take_out(copied, "a").heads_kept
+
+
+def test_what_was_measured_after_the_checkpoint_is_not_the_networks(interrupted: Path) -> None:
+    history = take_out(interrupted, "a").history
+    assert history.measured_until(0) is None
+    measured = history.measured_until(1)
+    assert measured is not None
+    assert (measured["epoch"], set(measured)) == (1, {"epoch", "top1_error", "top5_error", "nll", "ece"})
+
+
 def test_damaged_checkpoints_do_not_keep_a_finished_run_back(copied: Path) -> None:
     for file in (copied / "checkpoints").rglob("*.safetensors"):
         file.write_bytes(b"")

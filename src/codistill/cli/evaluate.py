@@ -7,7 +7,8 @@ from typing import Any
 import typer
 
 from codistill.cli.output import console
-from codistill.cli.results import Row, read_result, table
+from codistill.cli.results import Row, table
+from codistill.engine.folder import RunFolder
 from codistill.recipes.schema import Recipe
 
 # Another device, or another way to add the same numbers, may tip single images; more is another network.
@@ -15,8 +16,9 @@ TOLERANCES = {"top1_error": 0.1, "top5_error": 0.1, "nll": 0.002, "ece": 0.2}
 
 
 def evaluate(run: Path, *, as_json: bool) -> None:
-    result = read_result(run)
-    recipe = Recipe.check(result["recipe"], source=str(run / "result.json"))
+    folder = RunFolder(run)
+    result = folder.read_result()
+    recipe = Recipe.check(result["recipe"], source=str(folder.result))
     measured = measure(run, recipe, result)
     odd = differences(measured, result)
     if as_json:
@@ -49,7 +51,7 @@ def measure(run: Path, recipe: Recipe, result: dict[str, Any]) -> dict[str, Row]
     backbones = {}
     for name, network in recipe.networks.items():
         backbone = architecture(network).backbone(data.num_classes, data.channels)
-        load_weights(backbone, run / "weights" / f"{name}.safetensors", name)
+        load_weights(backbone, RunFolder(run).weights(name), name)
         backbones[name] = backbone.to(machine.device).eval()
     on_device = OnDevice.of(data, machine.device, AugmentSettings(**recipe.augment.model_dump()))
 

@@ -1,8 +1,6 @@
 """A finished run's result, read and printed."""
 
-import shlex
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -17,25 +15,8 @@ COLUMNS = {
     "ece": ("ECE %", 2),
     "train_error": ("train error %", 2),
 }
-MAX_BYTES = 256 * 2**20
 
 Row = Mapping[str, float | None]
-
-
-def read_result(run: Path) -> dict[str, Any]:
-    """``result.json`` of a finished run; a clear word about any other folder."""
-    from codistill.engine.files import read_json
-    from codistill.engine.run import RESULT_FORMAT
-
-    if not (run / "recipe.yaml").is_file():
-        raise ValueError(f"{run} is no run: it has no recipe.yaml; give the folder that `codistill train --out` wrote")
-    if not (run / "result.json").is_file():
-        command = shlex.join(["codistill", "train", str(run / "recipe.yaml"), "--out", str(run)])
-        raise ValueError(f"{run} is not finished, so it has no result yet; finish it with: {command}")
-    result = read_json(run / "result.json", MAX_BYTES)
-    if not isinstance(result, dict) or result.get("format") != RESULT_FORMAT:
-        raise ValueError(f"{run / 'result.json'} is not a result that this version reads (format {RESULT_FORMAT})")
-    return result
 
 
 def last_epoch(result: Mapping[str, Any]) -> dict[str, Row]:

@@ -3,8 +3,7 @@
 import logging
 import re
 import shlex
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import typer
@@ -13,8 +12,10 @@ from rich.console import Console
 from codistill import recipes
 from codistill.cli.displays import Display, Lines, LiveTable
 from codistill.cli.output import console, duration
-from codistill.cli.results import last_epoch, read_result, table
+from codistill.cli.results import last_epoch, table
 from codistill.cli.signals import StopRequest
+from codistill.engine.folder import RunFolder
+from codistill.engine.logs import logging_to
 from codistill.recipes.schema import Recipe
 
 DONE, STOPPED = 0, 75  # 75 is EX_TEMPFAIL: try again later
@@ -26,7 +27,7 @@ def train(source: str, changes: Sequence[str], out: Path | None, *, quiet: bool)
     folder = out or default_folder(recipe)
 
     drive(recipe, folder, console(quiet=quiet))
-    if not (folder / "result.json").exists():
+    if not RunFolder(folder).result.exists():
         options = ["--out", str(folder), *(["--quiet"] if quiet else [])]
         command = shlex.join(["codistill", "train", source, *changes, *options])
         typer.echo(f"Stopped; everything is saved. The same command continues:\n  {command}")
@@ -41,7 +42,7 @@ def drive(recipe: Recipe, folder: Path, screen: Console) -> None:
 
     from codistill.engine import trainer
 
-    with StopRequest() as stop, log_to(screen), display(recipe, folder, screen, stop) as shown:
+    with StopRequest() as stop, logging_to(ConsoleHandler(screen)), display(recipe, folder, screen, stop) as shown:
         try:
             for progress in trainer.train(recipe, folder, stop=stop, heartbeat=shown.heartbeat):
                 shown.show(progress)
@@ -58,7 +59,7 @@ def default_folder(recipe: Recipe) -> Path:
 
 def display(recipe: Recipe, folder: Path, screen: Console, stop: StopRequest) -> Display:
     if screen.is_terminal and not screen.quiet:
-        return LiveTable(recipe, folder / "journal.jsonl", screen, stop)
+        return LiveTable(recipe, RunFolder(folder).journal, screen, stop)
     return Lines(recipe, screen)
 
 
@@ -76,23 +77,11 @@ class ConsoleHandler(logging.Handler):
             self.screen.print(record.getMessage(), soft_wrap=True)
 
 
-@contextmanager
-def log_to(screen: Console) -> Iterator[None]:
-    log = logging.getLogger("codistill")
-    handler, level = ConsoleHandler(screen), log.level
-    log.setLevel(logging.INFO)
-    log.addHandler(handler)
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
-        log.setLevel(level)
-
-
 def conclude(folder: Path, recipe: Recipe) -> None:
     """How it ended: the last epoch of every network, and where the files are."""
-    result = read_result(folder)
+    run = RunFolder(folder)
+    result = run.read_result()
     console().print(table(recipe.networks, last_epoch(result)))
     epochs, elapsed = recipe.length.epochs, duration(result["elapsed_s"])
     typer.echo(f"{recipe.name}, {recipe.method}, seed {recipe.seed}: the last of {epochs} epochs, after {elapsed}")
-    typer.echo(f"result   {folder / 'result.json'}\nweights  {folder / 'weights'}/NETWORK.safetensors, free of heads")
+    typer.echo(f"result   {run.result}\nweights  {run.weights('NETWORK')}, free of heads")

@@ -7,7 +7,6 @@ temporary folder, every file and the folder are fsynced, and a rename makes it c
 
 import errno
 import json
-import logging
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -32,6 +31,7 @@ from codistill.engine.files import (
     to_json,
     write_durably,
 )
+from codistill.engine.logs import log
 
 FORMAT = 1
 TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
@@ -46,7 +46,6 @@ DTYPES = (
     torch.complex64,
 )
 _NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
-_log = logging.getLogger("codistill")
 
 
 class DamagedError(Exception):
@@ -139,7 +138,7 @@ class Store:
                 try:
                     return _load(path, step)
                 except DamagedError as damage:
-                    _log.warning("checkpoint %s is damaged and left out: %s", path, damage)
+                    log.warning("checkpoint %s is damaged and left out: %s", path, damage)
         if found:
             raise RunError(
                 f"{self.folder}: none of the {len(found)} checkpoints is intact, so the run cannot continue; put an "
@@ -181,7 +180,7 @@ class Store:
             for old in before[self.keep - 1 :] + superseded:
                 shutil.rmtree(old)
         except OSError as error:
-            _log.warning("%s: checkpoints that are no longer needed cannot be removed: %s", self.folder, error)
+            log.warning("%s: checkpoints that are no longer needed cannot be removed: %s", self.folder, error)
 
 
 def _contents(step: int, taken: Snapshot, state: dict[str, Any]) -> dict[str, bytes]:

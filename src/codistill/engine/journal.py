@@ -6,7 +6,6 @@ stopped and continued is the uninterrupted one's, byte for byte. What the clock 
 """
 
 import json
-import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,9 +13,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from codistill.engine.files import RunError, explained, sync_folder, to_json
+from codistill.engine.logs import log
 
 MAX_LINE_BYTES = 16 * 2**20
-_log = logging.getLogger("codistill")
 
 
 class Journal:
@@ -36,7 +35,7 @@ class Journal:
             start = file.seek(max(0, self.length - MAX_LINE_BYTES))
             tail = file.read(MAX_LINE_BYTES)
         if tail and not tail.endswith(b"\n"):
-            _log.warning("%s: the last line was cut in the middle and is dropped", self.path)
+            log.warning("%s: the last line was cut in the middle and is dropped", self.path)
             self._cut(start + tail.rfind(b"\n") + 1)
 
     @property
@@ -104,5 +103,5 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
             elif line.endswith(b"\n") or len(line) > MAX_LINE_BYTES:
                 raise RunError(f"{path}, line {number}: not a JSON object; the journal is damaged")
             else:
-                _log.warning("%s, line %d: the last line was cut in the middle and is left out", path, number)
+                log.warning("%s, line %d: the last line was cut in the middle and is left out", path, number)
     return records

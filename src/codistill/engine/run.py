@@ -1,15 +1,13 @@
-"""A run is a folder: resolved recipe, environment, journal, checkpoints, result, and one plain weight file per network.
+"""A run that is being trained: it keeps its folder's recipe, environment, journal, checkpoints, weights and result.
 
 ``journal.jsonl`` holds what was learned and nothing of the clock, so that a continued run's is identical to an
 uninterrupted one's; ``timing.jsonl`` holds the clock. ``result.json`` comes last: where it exists, the run is finished.
 """
 
 import json
-import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import safetensors.torch
@@ -20,7 +18,6 @@ from codistill.engine import environment
 from codistill.engine.checkpoint import Store
 from codistill.engine.evaluate import Metrics
 from codistill.engine.files import (
-    TEMPORARY,
     RunError,
     RunLock,
     explained,
@@ -30,52 +27,42 @@ from codistill.engine.files import (
     write_atomically,
     write_json,
 )
+from codistill.engine.folder import MAX_BYTES, RESULT_FORMAT, RunFolder
 from codistill.engine.journal import Journal
+from codistill.engine.logs import file_handler, log, logging_to
 from codistill.engine.timetable import Position, Timetable
 from codistill.engine.training import Training
 from codistill.recipes import files
-from codistill.recipes.overrides import difference
 from codistill.recipes.schema import Recipe
-
-log = logging.getLogger("codistill")
-
-RECIPE_FILE, RESULT_FILE, JOURNAL_FILE = "recipe.yaml", "result.json", "journal.jsonl"
-ENVIRONMENT_FILE, DATA_FILE, CHECKPOINTS = "environment.json", "data.json", "checkpoints"
-MAX_BYTES = 256 * 2**20  # of a description of the data, which names every image that was skipped
-RESULT_FORMAT = 1
 
 
 class Run:
     """An open run folder. One process at a time may hold it."""
 
-    def __init__(self, folder: Path, recipe: Recipe, data: ImageData) -> None:
+    def __init__(self, folder: RunFolder, recipe: Recipe, data: ImageData) -> None:
         self.folder, self.recipe, self.data = folder, recipe, data
-        self.environment_file = folder / ENVIRONMENT_FILE
-        self.data_file = folder / DATA_FILE
-        self.weights_folder = folder / "weights"
-        self.journal = Journal(folder / JOURNAL_FILE)
-        self.timing = Journal(folder / "timing.jsonl")
-        self.store = Store(folder / CHECKPOINTS, keep=recipe.checkpoints.keep)
+        self.journal, self.timing = Journal(folder.journal), Journal(folder.timing)
+        self.store = Store(folder.checkpoints, keep=recipe.checkpoints.keep)
         self._opened_at = self._saved_at = time.monotonic()
         self._elapsed_before_s = 0.0
 
     @classmethod
     @contextmanager
-    def open(cls, folder: Path, recipe: Recipe, data: ImageData) -> Iterator["Run"]:
+    def open(cls, folder: RunFolder, recipe: Recipe, data: ImageData) -> Iterator["Run"]:
         """Create the folder, or enter it again with the same recipe; another recipe is refused with the difference."""
-        refuse_foreign_folder(folder)
-        with explained(folder, "make the run's folder"):
-            folder.mkdir(parents=True, exist_ok=True)
-        with RunLock(folder):
-            if is_begun(folder):
-                refuse_other_recipe(folder, recipe)
+        folder.refuse_if_foreign()
+        with explained(folder.path, "make the run's folder"):
+            folder.path.mkdir(parents=True, exist_ok=True)
+        with RunLock(folder.path):
+            if folder.is_begun():
+                folder.refuse_other_recipe(recipe)
             else:
                 # First of all the recipe: it is what makes the folder a run's, should anything die from here on.
-                write_atomically(folder / RECIPE_FILE, files.dumps(recipe))
-                for stale in (ENVIRONMENT_FILE, DATA_FILE):
-                    (folder / stale).unlink(missing_ok=True)
-            with log_to(folder / "train.log"):
-                sweep(folder)
+                write_atomically(folder.recipe, files.dumps(recipe))
+                for stale in (folder.environment, folder.data):
+                    stale.unlink(missing_ok=True)
+            with logging_to(file_handler(folder.log)):
+                sweep(folder.path)
                 run = cls(folder, recipe, data)
                 with run.journal, run.timing:
                     run._describe_once()
@@ -83,15 +70,15 @@ class Run:
 
     def _describe_once(self) -> None:
         """Note where and on what the run began; other data would continue another training."""
-        if not self.environment_file.exists():
-            write_json(self.environment_file, environment.describe())
+        if not self.folder.environment.exists():
+            write_json(self.folder.environment, environment.describe())
         report = json.loads(to_json(self.data.report))
-        if not self.data_file.exists():
-            write_json(self.data_file, report)
-        elif read_json(self.data_file, MAX_BYTES) != report:
+        if not self.folder.data.exists():
+            write_json(self.folder.data, report)
+        elif read_json(self.folder.data, MAX_BYTES) != report:
             raise RunError(
-                f"{self.folder}: the data of {self.data.name} are not those that the run began with (see "
-                f"{self.data_file.name}); put them back, or begin another run with --out"
+                f"{self.folder.path}: the data of {self.data.name} are not those that the run began with (see "
+                f"{self.folder.data.name}); put them back, or begin another run with --out"
             )
 
     @property
@@ -112,7 +99,7 @@ class Run:
         self._elapsed_before_s = saved.state["elapsed_s"]
         self._opened_at = time.monotonic()
         position = Position(**saved.state["position"])
-        log.info("%s continues after epoch %d, step %d", self.folder, position.epoch, position.step)
+        log.info("%s continues after epoch %d, step %d", self.folder.path, position.epoch, position.step)
         return position
 
     def save_is_due(self) -> bool:
@@ -141,7 +128,6 @@ class Run:
 
         ``path`` says how the step was computed.
         """
-        self.weights_folder.mkdir(exist_ok=True)
         for name, network in training.shipped().items():
             weights = {key: tensor.detach().cpu().contiguous() for key, tensor in network.state_dict().items()}
             about = {
@@ -154,8 +140,9 @@ class Run:
             }
             # One key: with several, safetensors writes them in an order that changes from process to process.
             content = safetensors.torch.save(weights, {"codistill": to_json(about)})
-            write_atomically(self.weights_folder / f"{name}.safetensors", content)
-        write_json(self.folder / RESULT_FILE, self._result(training, path))
+            self.folder.weights(name).parent.mkdir(exist_ok=True)
+            write_atomically(self.folder.weights(name), content)
+        write_json(self.folder.result, self._result(training, path))
 
     def _result(self, training: Training, path: str) -> dict[str, Any]:
         """The last epoch of every network is the result; the best epoch is shown only as such."""
@@ -179,57 +166,8 @@ class Run:
             "networks": networks,
             "epochs": epochs,
             "data": self.data.report,
-            "environment": read_json(self.environment_file),
+            "environment": read_json(self.folder.environment),
             "path": path,
             "elapsed_s": round(self.elapsed_s, 3),
             "peak_device_bytes": peak,
         }
-
-
-@contextmanager
-def log_to(file: Path) -> Iterator[None]:
-    """What the package logs is kept in the run's folder too, as plain lines."""
-    handler = logging.FileHandler(file)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    level = log.level
-    log.setLevel(min(log.getEffectiveLevel(), logging.INFO))
-    log.addHandler(handler)
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
-        log.setLevel(level)
-        handler.close()
-
-
-def is_finished(folder: Path, recipe: Recipe) -> bool:
-    """Whether this very recipe has been trained to its end there."""
-    if not (folder / RESULT_FILE).exists():
-        return False
-    refuse_other_recipe(folder, recipe)
-    return True
-
-
-def is_begun(folder: Path) -> bool:
-    """Whether there is anything to lose: what failed before its first save or evaluation may be begun otherwise."""
-    journal, checkpoints = folder / JOURNAL_FILE, folder / CHECKPOINTS
-    has_learned = journal.exists() and journal.stat().st_size > 0
-    return has_learned or (folder / RESULT_FILE).exists() or (checkpoints.is_dir() and any(checkpoints.iterdir()))
-
-
-def refuse_foreign_folder(folder: Path) -> None:
-    """Nobody's files are touched: a folder must be new, empty, or a run's."""
-    if folder.exists() and not folder.is_dir():
-        raise RunError(f"{folder} is a file; choose a folder with --out")
-    if not folder.exists() or (folder / RECIPE_FILE).exists():
-        return
-    if any(not path.name.startswith((RunLock.FILE, TEMPORARY)) for path in folder.iterdir()):
-        raise RunError(f"{folder} holds files that are not a run's; choose another --out")
-
-
-def refuse_other_recipe(folder: Path, recipe: Recipe) -> None:
-    if changed := difference(files.load(folder / RECIPE_FILE), recipe):
-        lines = "\n  ".join(changed)
-        raise RunError(
-            f"{folder} holds a run of another recipe:\n  {lines}\nRepeat its recipe, or choose another --out"
-        )

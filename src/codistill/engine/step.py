@@ -4,7 +4,6 @@
 once as a CUDA graph and replayed. ``choose_step`` picks one and names the path taken.
 """
 
-import logging
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -13,12 +12,11 @@ import torch
 from torch import Tensor
 
 from codistill.data.batches import Draws
+from codistill.engine.logs import log
 from codistill.engine.runtime import hindrances
 from codistill.engine.timetable import Turn
 from codistill.engine.training import Training
 from codistill.randomness import derive
-
-log = logging.getLogger("codistill")
 
 WARM_UP_STEPS = 3
 

@@ -5,7 +5,6 @@ may stop and call it again later with the same folder: it continues, bit for bit
 every random draw is a function of the seed and of the position. (On a GPU that takes ``runtime.deterministic=true``.)
 """
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,15 +16,15 @@ from codistill.data.images import ImageData
 from codistill.data.load import load
 from codistill.data.load import prepare as prepare_data
 from codistill.engine.evaluate import Metrics, ensemble, evaluate
+from codistill.engine.folder import RunFolder
+from codistill.engine.logs import log
 from codistill.engine.optim import set_learning_rate
-from codistill.engine.run import Run, is_finished
+from codistill.engine.run import Run
 from codistill.engine.runtime import prepared
 from codistill.engine.step import choose_step
 from codistill.engine.timetable import Position, Timetable
 from codistill.engine.training import Training, prepare_training
 from codistill.recipes.schema import Recipe
-
-log = logging.getLogger("codistill")
 
 
 @dataclass(frozen=True)
@@ -64,26 +63,27 @@ def train(
     every update: when it says so, the run is saved and the generator ends. ``heartbeat`` hears of every step. Runs save
     every ``checkpoints.every_s`` seconds, at the end, and when the generator is closed.
     """
-    if is_finished(Path(out), recipe):
+    folder = RunFolder(Path(out))
+    if folder.is_finished(recipe):
         log.info("%s is finished already", out)
         return
     data = own(data, recipe) if data else load(seed=recipe.seed, **recipe.data.model_dump())
     timetable = Timetable.of(recipe, len(data.train))
     with prepared(recipe.runtime) as machine:
         training = prepare_training(recipe, data, machine)
-        yield from run_training(training, timetable, Path(out), data, stop, heartbeat)
+        yield from run_training(training, timetable, folder, data, stop, heartbeat)
 
 
 def run_training(
     training: Training,
     timetable: Timetable,
-    out: Path,
+    folder: RunFolder,
     data: ImageData,
     stop: Callable[[], bool],
     heartbeat: Callable[[Position, Timetable], None],
 ) -> Iterator[Progress]:
     recipe = training.recipe
-    with Run.open(out, recipe, data) as run:
+    with Run.open(folder, recipe, data) as run:
         position = run.continue_from_newest(training)
         step = choose_step(training)
         log.info("%s on %s: %s", recipe.name, training.machine.device, step.path)

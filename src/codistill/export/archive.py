@@ -27,7 +27,7 @@ KNOWN = re.compile(
 )
 MAX_JSON_BYTES = 256 * 2**20
 OPERATOR = re.compile(r"torch\.ops\.aten\.\w+\.\w+")
-SYMBOL = re.compile(r"Symbol\('s\d+'(, (positive|integer)=True)*\)")
+SYMBOL = re.compile(r"s\d+|Symbol\('s\d+'(, (positive|integer)=True)*\)")
 
 
 def refuse_code(path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from codistill.engine.files import TEMPORARY, RunError, explained, read_json, write_atomically, write_json
-from codistill.engine.run import RECIPE_FILE
+from codistill.engine.folder import RunFolder
 
 LABELS, PREPROCESSING, CARD, MANIFEST = "labels.json", "preprocessing.json", "MODEL_CARD.md", "export.json"
 MODELS = {"model.safetensors": "safetensors", "model.pt2": "pt2", "model.onnx": "onnx"}
@@ -102,7 +102,7 @@ def read(model: Path) -> Bundle:
     folder = model if model.is_dir() else model.parent
     manifest = _manifest(folder)
     if manifest is None:
-        if (folder / RECIPE_FILE).exists():
+        if RunFolder(folder).recipe.exists():
             advice = f"it is a run; export it first: codistill export {folder} --network NAME --format pt2 --out DIR"
         else:
             advice = "give the folder that `codistill export --out` wrote, or the model's file in it"

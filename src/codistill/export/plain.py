@@ -16,8 +16,8 @@ from codistill.data.images import ImageData
 from codistill.data.load import load
 from codistill.engine.checkpoint import Saved, Store
 from codistill.engine.files import RunError, read_json
+from codistill.engine.folder import MAX_BYTES, RunFolder
 from codistill.engine.journal import read_journal
-from codistill.engine.run import MAX_BYTES, RECIPE_FILE, RESULT_FILE
 from codistill.engine.timetable import Position
 from codistill.export.identity import Identity, load_strictly, read_weights
 from codistill.networks.backbone import Backbone
@@ -30,7 +30,7 @@ from codistill.wording import unknown
 class History:
     """What a run's folder tells of one of its networks, besides the weights."""
 
-    folder: Path
+    folder: RunFolder
     recipe: Recipe
     name: str
     finished: bool
@@ -40,15 +40,14 @@ class History:
 
     @classmethod
     def read(cls, run: Path, name: str) -> "History":
-        if not (run / RECIPE_FILE).is_file():
-            raise ValueError(
-                f"{run} is no run: it has no {RECIPE_FILE}; give the folder that `codistill train --out` wrote"
-            )
-        recipe = files.load(run / RECIPE_FILE)
+        folder = RunFolder(run)
+        if not folder.recipe.is_file():
+            raise ValueError(f"{run} is no run: it has no {folder.recipe.name}; give what `codistill train` wrote")
+        recipe = files.load(folder.recipe)
         if name not in recipe.networks:
             raise unknown(f"network of {run}", name, recipe.networks)
-        report, environment = (read_json(run / file, MAX_BYTES) for file in ("data.json", "environment.json"))
-        return cls(run, recipe, name, (run / RESULT_FILE).exists(), report, environment)
+        report, environment = (read_json(file, MAX_BYTES) for file in (folder.data, folder.environment))
+        return cls(folder, recipe, name, folder.result.exists(), report, environment)
 
     @property
     def averaged(self) -> bool:
@@ -67,11 +66,11 @@ class History:
 
     @property
     def store(self) -> Store:
-        return Store(self.folder / "checkpoints")
+        return Store(self.folder.checkpoints)
 
     def measured_until(self, epoch: int) -> dict[str, Any] | None:
         """The network's metrics at the last evaluation up to then, with its ``epoch``; None before the first."""
-        records = [record for record in read_journal(self.folder / "journal.jsonl") if record["epoch"] <= epoch]
+        records = [record for record in read_journal(self.folder.journal) if record["epoch"] <= epoch]
         return {"epoch": records[-1]["epoch"], **records[-1]["test"][f"{self.name}/final"]} if records else None
 
     def data_at_hand(self) -> ImageData | None:
@@ -114,7 +113,7 @@ def take_out(run: Path, name: str) -> Shipped:
 
 
 def _from_finished(history: History) -> Shipped:
-    identity, weights = read_weights(history.folder / "weights" / f"{history.name}.safetensors")
+    identity, weights = read_weights(history.folder.weights(history.name))
     done = Position(history.recipe.length.epochs)
     try:
         saved = history.store.newest()
@@ -126,8 +125,8 @@ def _from_finished(history: History) -> Shipped:
 
 
 def _from_interrupted(history: History) -> Shipped:
-    run, name = history.folder, history.name
-    command = shlex.join(["codistill", "train", str(run / RECIPE_FILE), "--out", str(run)])
+    run, name = history.folder.path, history.name
+    command = shlex.join(["codistill", "train", str(history.folder.recipe), "--out", str(run)])
     saved = history.store.newest()
     if saved is None:
         raise ValueError(f"{run} has saved nothing yet, so there is no network to export; train on with: {command}")
@@ -160,9 +159,9 @@ def _shipped(
     )
     cohort.eval().requires_grad_(False)
     if saved is not None:
-        load_strictly(cohort, _below("cohort/", saved.tensors), f"the tensors of the checkpoint of {history.folder}")
+        load_strictly(cohort, _below("cohort/", saved.tensors), f"the tensors saved in {history.folder.path}")
     network = cohort.strip(name)
-    load_strictly(network, weights, f"the weights of {name} in {history.folder}")
+    load_strictly(network, weights, f"the weights of {name} in {history.folder.path}")
     if saved is None or history.averaged:
         # Otherwise the cohort keeps its own, so that the proof also compares the weight file with the checkpoint.
         cohort.members[name].backbone.load_state_dict(weights)

@@ -34,14 +34,14 @@ class Proof:
 @torch.no_grad()
 def prove(shipped: Shipped, form: Format, path: Path) -> Proof:
     """Compare the file at ``path`` with the plain network, and that with the cohort; raise where they differ."""
-    images = proof_images(shipped)
+    history, images = shipped.history, proof_images(shipped)
     logits = shipped.network(images)
     if not logits.isfinite().all():
         raise ValueError(
-            f"{shipped.history.folder}: the logits of {shipped.history.name} are not finite, so its training diverged "
-            "and there is nothing to ship; see its journal.jsonl"
+            f"{history.folder.path}: the logits of {history.name} are not finite, so its training diverged and there is "
+            f"nothing to ship; see its {history.folder.journal.name}"
         )
-    with_heads = shipped.cohort(images)[f"{shipped.history.name}/final"]
+    with_heads = shipped.cohort(images)[f"{history.name}/final"]
     require_same(logits, with_heads, "the plain network and the one in the cohort with its heads")
     reference = shipped.identity.build(shipped.network.state_dict())
     exported = form.load(path)

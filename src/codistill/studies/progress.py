@@ -10,6 +10,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from codistill.engine.folder import RunFolder
 from codistill.studies.runs import Run
 
 Kind = tuple[object, ...]
@@ -75,7 +76,7 @@ class Display:
 def clock(run: Run) -> tuple[int, float]:
     """Epochs done and seconds trained, by the run's own timing.jsonl; a line still being written does not count."""
     try:
-        lines = (run.folder / "timing.jsonl").read_text().split("\n")
+        lines = RunFolder(run.folder).timing.read_text().split("\n")
     except FileNotFoundError:
         return 0, 0.0
     if len(lines) < 2:

@@ -5,12 +5,13 @@ from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Any
 
-from codistill.engine.files import read_json, to_json, write_atomically
+from codistill.engine.files import to_json, write_atomically
+from codistill.engine.folder import RunFolder, read_result_file
 from codistill.recipes import difference
 from codistill.studies import catalogue
 from codistill.studies.output import write
 from codistill.studies.report import Results, build, deviations, is_below
-from codistill.studies.results import MAX_BYTES, Result, read_result
+from codistill.studies.results import Result, read_result
 from codistill.studies.runs import run_name
 from codistill.studies.study import Row, Study, key_of
 
@@ -37,11 +38,11 @@ def publish(run_folder: Path, results: Path) -> Path:
 
     A run that is published already stays as it is; another result of the same recipe is refused.
     """
-    source = run_folder / "result.json"
+    source = RunFolder(run_folder).result
     if not source.exists():
-        raise ValueError(f"{run_folder} has no result.json, so it is not finished; continue it, then publish it")
+        raise ValueError(f"{run_folder} has no {source.name}, so it is not finished; continue it, then publish it")
     name = run_name(read_result(source).recipe)
-    content = _without_places(read_json(source, MAX_BYTES))
+    content = _without_places(read_result_file(source))
     written = _text(content)
     if len(written) > MAX_PUBLISHED_BYTES:
         written = _text(_slimmed(content))

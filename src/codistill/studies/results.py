@@ -5,10 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from codistill.engine.files import read_json
+from codistill.engine.folder import read_result_file
 from codistill.recipes import Recipe
-
-MAX_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ class Result:
 
 def read_result(path: Path) -> Result:
     """Read a result.json, or say which file is not one and what to do about it."""
-    content = read_json(path, MAX_BYTES)
+    content = read_result_file(path)
     try:
         networks, epochs = content["networks"], content["epochs"]
         return Result(

@@ -12,6 +12,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from codistill.engine.files import write_atomically
+from codistill.engine.folder import RunFolder
 from codistill.recipes import files
 from codistill.studies.progress import Display
 from codistill.studies.runs import Run
@@ -108,7 +109,7 @@ def _drop_blocked(waiting: list[Run], outcome: Outcome) -> None:
 
 def _start(run: Run, out: Path, command: Command) -> _Child:
     """A begun run is continued by its own recipe file, so that it goes on as it began, threads included."""
-    recipe_file = run.folder / "recipe.yaml"
+    recipe_file = RunFolder(run.folder).recipe
     if not run.begun:
         recipe_file = out / "recipes" / f"{run.name}.yaml"
         recipe_file.parent.mkdir(parents=True, exist_ok=True)

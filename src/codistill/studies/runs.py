@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
+from codistill.engine.folder import RunFolder
 from codistill.recipes import Recipe, difference, files
 from codistill.studies.study import Row, Study, slug
 
@@ -25,7 +26,7 @@ class Run:
 
     @property
     def result_file(self) -> Path:
-        return self.folder / "result.json"
+        return RunFolder(self.folder).result
 
     @property
     def finished(self) -> bool:
@@ -33,7 +34,7 @@ class Run:
 
     @property
     def begun(self) -> bool:
-        return (self.folder / "recipe.yaml").exists()
+        return RunFolder(self.folder).recipe.exists()
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def _run(row: Row, seed: int, overrides: Sequence[str], out: Path, threads: int 
         name: (_run(teacher, seed, overrides, out, threads), of) for name, (teacher, of) in row.teachers.items()
     }
     if teachers:
-        start = {name: str(run.folder / "weights" / f"{of}.safetensors") for name, (run, of) in teachers.items()}
+        start = {name: str(RunFolder(run.folder).weights(of)) for name, (run, of) in teachers.items()}
         recipe = recipe.replace(start=start)
     if threads is not None and recipe.runtime.threads is None:
         recipe = recipe.replace(runtime={**recipe.runtime.model_dump(), "threads": threads})
@@ -105,7 +106,7 @@ def _check(run: Run) -> None:
     """A folder's name follows from its recipe; one whose recipe was edited meanwhile is refused, not continued."""
     if not run.begun:
         return
-    there = files.load(run.folder / "recipe.yaml")
+    there = files.load(RunFolder(run.folder).recipe)
     if run_name(there) != run.name:
         lines = "\n  ".join(difference(there, run.recipe))
         raise ValueError(

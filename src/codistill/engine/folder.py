@@ -1,0 +1,109 @@
+"""What lies where in a run's folder, for everybody who reads or writes one. Imports no torch."""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from codistill.engine.files import TEMPORARY, RunError, RunLock, read_json
+from codistill.recipes import files
+from codistill.recipes.overrides import difference
+from codistill.recipes.schema import Recipe
+
+RESULT_FORMAT = 1
+MAX_BYTES = 256 * 2**20  # of a result or a description of the data, which names every image that was skipped
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    path: Path
+
+    @property
+    def recipe(self) -> Path:
+        return self.path / "recipe.yaml"
+
+    @property
+    def environment(self) -> Path:
+        return self.path / "environment.json"
+
+    @property
+    def data(self) -> Path:
+        return self.path / "data.json"
+
+    @property
+    def journal(self) -> Path:
+        return self.path / "journal.jsonl"
+
+    @property
+    def timing(self) -> Path:
+        return self.path / "timing.jsonl"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "train.log"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def result(self) -> Path:
+        """Written last: where it exists, the run is finished."""
+        return self.path / "result.json"
+
+    def weights(self, network: str) -> Path:
+        return self.path / "weights" / f"{network}.safetensors"
+
+    def is_begun(self) -> bool:
+        """Whether there is anything to lose: what failed before its first save or evaluation may be begun otherwise."""
+        has_learned = self.journal.exists() and self.journal.stat().st_size > 0
+        is_saved = self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
+        return has_learned or is_saved or self.result.exists()
+
+    def is_finished(self, recipe: Recipe) -> bool:
+        """Whether this very recipe has been trained to its end here."""
+        if not self.result.exists():
+            return False
+        self.refuse_other_recipe(recipe)
+        return True
+
+    def refuse_other_recipe(self, recipe: Recipe) -> None:
+        if changed := difference(files.load(self.recipe), recipe):
+            lines = "\n  ".join(changed)
+            raise RunError(
+                f"{self.path} holds a run of another recipe:\n  {lines}\nRepeat its recipe, or choose another --out"
+            )
+
+    def refuse_if_foreign(self) -> None:
+        """Nobody's files are touched: a folder must be new, empty, or a run's."""
+        if self.path.exists() and not self.path.is_dir():
+            raise RunError(f"{self.path} is a file; choose a folder with --out")
+        if not self.path.exists() or self.recipe.exists():
+            return
+        if any(not path.name.startswith((RunLock.FILE, TEMPORARY)) for path in self.path.iterdir()):
+            raise RunError(f"{self.path} holds files that are not a run's; choose another --out")
+
+    def read_result(self) -> dict[str, Any]:
+        """The result of a finished run; a clear word about any other folder."""
+        if not self.recipe.is_file():
+            raise self.no_run()
+        if not self.result.is_file():
+            raise RunError(f"{self.path} is not finished, so it has no result yet; finish it with: {self.continuing()}")
+        return read_result_file(self.result)
+
+    def no_run(self) -> RunError:
+        return RunError(f"{self.path} is no run: it has no {self.recipe.name}; give what `codistill train --out` wrote")
+
+    def continuing(self) -> str:
+        """The command that trains on."""
+        return shlex.join(["codistill", "train", str(self.recipe), "--out", str(self.path)])
+
+
+def read_result_file(path: Path) -> dict[str, Any]:
+    result = read_json(path, MAX_BYTES)
+    if not isinstance(result, dict) or result.get("format") != RESULT_FORMAT:
+        raise RunError(
+            f"{path} is not a run's result that this version reads (format {RESULT_FORMAT}); "
+            "move its folder away to train it again"
+        )
+    return result
