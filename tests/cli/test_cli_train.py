@@ -133,7 +133,7 @@ def test_the_first_signal_asks_and_the_second_interrupts(number: signal.Signals)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), number)
     assert signal.signal(number, before) == signal.SIG_IGN  # as it was when the training began
-    assert len(SIGNALS) == 3
+    assert len(SIGNALS) == 4
 
 
 def test_a_second_signal_ends_the_command_with_130(codistill: Codistill, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +155,7 @@ def test_too_little_memory_is_answered_with_what_to_try(codistill: Codistill, mo
     result = codistill("train", *TINY, "--out", "run")
     assert result.exit_code == 2
     assert "too little memory" in result.stderr
-    assert "batch_size=32" in result.stderr
+    assert "batch_size=16" in result.stderr
 
 
 def test_warnings_are_shown_even_when_quiet(codistill: Codistill, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +215,7 @@ def test_evaluate_refuses_what_it_cannot_read(copied: Path, codistill: Codistill
     unfinished = codistill("evaluate", copied)
     assert [r.exit_code for r in (broken_weights, later_version, no_json, unfinished)] == [2, 2, 2, 2]
     assert "b.safetensors" in broken_weights.stderr
-    assert "not a result that this version reads" in later_version.stderr
+    assert "not a run's result that this version reads" in later_version.stderr
     assert "not readable as JSON" in no_json.stderr
     assert f"codistill train {copied}/recipe.yaml --out {copied}" in unfinished.stderr
 

@@ -38,8 +38,8 @@ def prove(shipped: Shipped, form: Format, path: Path) -> Proof:
     logits = shipped.network(images)
     if not logits.isfinite().all():
         raise ValueError(
-            f"{history.folder.path}: the logits of {history.name} are not finite, so its training diverged and there is "
-            f"nothing to ship; see its {history.folder.journal.name}"
+            f"{history.folder.path}: the logits of {history.name} are not finite, so its training diverged and there "
+            f"is nothing to ship; see its {history.folder.journal.name}"
         )
     with_heads = shipped.cohort(images)[f"{history.name}/final"]
     require_same(logits, with_heads, "the plain network and the one in the cohort with its heads")
