@@ -16,7 +16,7 @@ from codistill.recipes.schema import Data
 from codistill.studies.catalogue import NAMES as STUDIES
 from codistill.transfer.methods import NAMES as METHODS
 
-COMMANDS = ("train", "evaluate", "list", "show", "data", "doctor", "study")
+COMMANDS = ("train", "evaluate", "list", "show", "data", "doctor", "study", "export", "predict")
 
 INSTANT = [
     ["--help"],
@@ -47,7 +47,7 @@ def test_help_listings_and_recipe_errors_import_no_torch() -> None:
     command = [sys.executable, "-c", LOOK_AT_MODULES, json.dumps(INSTANT)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     seen = [json.loads(line) for line in ended.stdout.splitlines()]
-    assert len(seen) == len(INSTANT) == 22
+    assert len(seen) == len(INSTANT) == 24
     assert [(arguments, modules) for arguments, _, modules in seen] == [(arguments, []) for arguments in INSTANT]
     assert [code for _, code, _ in seen] == [0] * 16 + [2, 2, 2, 2, 0, 2]
 

@@ -144,7 +144,7 @@ BAD = [
     ({"name": "cifar"}, r"unknown data set 'cifar'; did you mean 'cifar10'\?"),
     ({"name": "mnist"}, "Allowed: fashion, cifar10, cifar100, folder"),
     ({"bad_images": "ignore"}, "unknown policy for bad_images 'ignore'; Allowed: stop, skip"),
-    ({"image_size": 32}, "image_size=32 goes with the data set folder only"),
+    ({"image_size": 32}, "image_size=32 cannot be; its images are 28×28 and only shrink"),
     ({"folder": "/somewhere"}, "inside the package; leave it out"),
     ({"wrong_labels": 1.0}, "wrong_labels=1.0 must be at least 0 and below 1"),
     ({"wrong_labels": -0.1}, "wrong_labels=-0.1"),
@@ -168,3 +168,12 @@ def test_what_cannot_be_honoured_is_refused(settings: dict[str, object], complai
 def test_the_package_imports_no_torch() -> None:
     code = "import sys, codistill.data; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_smaller_images_are_means() -> None:
+    whole, half = load("fashion", test_limit=20), load("fashion", test_limit=20, image_size=14)
+    pixels = whole.test.pixels.numpy().astype(float)
+    means = pixels.reshape(20, 1, 14, 2, 14, 2).mean(axis=(3, 5))
+    np.testing.assert_allclose(half.test.pixels.numpy(), means, atol=0.5)
+    assert half.image_size == (14, 14)
+    assert half.std[0] < whole.std[0], "averaging takes contrast away, and the statistics must know"

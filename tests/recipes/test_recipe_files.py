@@ -177,7 +177,7 @@ BAD = {
     ),
     "teacher without weights": (WHOLE + "method: kd\n", "start.a: missing; with kd this network only teaches"),
     "both mixings": (WHOLE + "augment: {mixup: 1, cutmix: 1}\n", "augment.cutmix: mixup and cutmix are both on"),
-    "folder without size": (altered("cifar10", "folder"), "data.image_size: goes with data.name=folder"),
+    "folder without size": (altered("cifar10", "folder"), "data.image_size: missing; the images of a folder"),
     "crop too large": (
         altered("{name: cifar10}", "{name: folder, image_size: 32}") + "augment: {crop: 64}\n",
         "line 14: augment.crop: 64 is more than data.image_size=32",

@@ -85,9 +85,8 @@ def print_mermaid(source: str, changes: Sequence[str]) -> None:
 def network_input(recipe: Recipe) -> Input:
     data = recipe.data
     if data.name in INPUTS:
-        known = INPUTS[data.name]
-        crop = recipe.augment.crop
-        return replace(known, height=crop, width=crop) if crop else known
+        known, side = INPUTS[data.name], recipe.augment.crop or data.image_size
+        return replace(known, height=side, width=side) if side else known
     side = recipe.augment.crop or data.image_size or 0
     train = Path(data.folder or "") / "train"
     if data.folder and train.is_dir():

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -34,6 +35,13 @@ class Images:
 
     def take(self, indices: Tensor) -> Self:
         return type(self)(self.pixels[indices], self.labels[indices])
+
+    def shrunk(self, side: int) -> Self:
+        """The images at ``side`` × ``side``, by averaging; some at a time, so that no float copy of all exists."""
+        parts = [
+            F.adaptive_avg_pool2d(part.float(), side).round().to(part.dtype) for part in torch.split(self.pixels, 1000)
+        ]
+        return type(self)(torch.cat(parts), self.labels)
 
     def outline(self) -> dict[str, Any]:
         """What a report says of these images: how many, how large, and a checksum that any change of them changes."""

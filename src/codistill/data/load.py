@@ -14,7 +14,7 @@ import torch
 from codistill.data import cifar, embedded
 from codistill.data import folder as image_folder
 from codistill.data.fetch import data_folder
-from codistill.data.images import ImageData, Images, sha256
+from codistill.data.images import ImageData, Images, channel_statistics, sha256
 from codistill.data.noise import corrupt
 from codistill.data.subsets import balanced, proportional
 from codistill.randomness import derive
@@ -95,15 +95,20 @@ def _read(name: str, folder: str | Path | None, image_size: int | None, bad_imag
                 f"got folder={folder} and image_size={image_size}"
             )
         return image_folder.read(Path(folder).expanduser(), image_size, cast(Literal["stop", "skip"], bad_images))
-    if image_size is not None:
-        raise ValueError(
-            f"{name}: image_size={image_size} goes with the data set folder only; its images have one size"
-        )
-    if name == "fashion":
-        if folder is not None:
-            raise ValueError(f"fashion: folder={folder} is of no use, the data are inside the package; leave it out")
-        return embedded.read()
-    return cifar.read(name, data_folder(folder))
+    if name == "fashion" and folder is not None:
+        raise ValueError(f"fashion: folder={folder} is of no use, the data are inside the package; leave it out")
+    data = embedded.read() if name == "fashion" else cifar.read(name, data_folder(folder))
+    return data if image_size is None else _shrunk(data, image_size)
+
+
+def _shrunk(data: ImageData, side: int) -> ImageData:
+    """Smaller images, each pixel the mean of those it replaces: for experiments that must be quick."""
+    if not 1 <= side <= min(data.image_size):
+        height, width = data.image_size
+        raise ValueError(f"{data.name}: image_size={side} cannot be; its images are {height}×{width} and only shrink")
+    train, test = data.train.shrunk(side), data.test.shrunk(side)
+    mean, std = channel_statistics(train.pixels)
+    return dataclasses.replace(data, train=train, test=test, mean=mean, std=std)
 
 
 def _hold_out(data: ImageData, share: float, seed: int) -> ImageData:

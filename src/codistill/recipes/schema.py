@@ -64,13 +64,17 @@ class Data(Settings):
     validation: Share = Field(0.0, description="share of the training set held out")
     train_limit: Count | None = Field(None, description="use only so many training images, balanced over the classes")
     test_limit: Count | None = None
-    image_size: Count | None = Field(None, description="folders only: images are resized to this square")
+    image_size: Count | None = Field(None, description="images are resized to this square; a folder's must be")
     bad_images: Literal["stop", "skip"] = Field("stop", description="folders only: what an unreadable image does")
 
     @model_validator(mode="after")
     def _has_a_size(self) -> Self:
-        if (self.name == "folder") != (self.image_size is not None):
-            message = "goes with data.name=folder, which needs it, as in data.image_size=32; other data have none"
+        message = ""
+        if self.name == "folder" and self.image_size is None:
+            message = "missing; the images of a folder are resized to one size, as in data.image_size=32"
+        elif self.image_size is not None and self.image_size > SIDES.get(self.name, self.image_size):
+            message = f"{self.image_size} is more than the {SIDES[self.name]} pixels of {self.name}; it can only shrink"
+        if message:
             raise InconsistentError([Contradiction(("data", "image_size"), message, frozenset({"data"}))])
         return self
 
@@ -288,7 +292,7 @@ class Recipe(Settings):
         if image and crop and crop > image + 2 * self.augment.pad:
             message = f"{crop} is more than data.image_size={image} with augment.pad={self.augment.pad} on both sides"
             yield Contradiction(("augment", "crop"), message, frozenset({"data", "augment"}))
-        side = SIDES.get(self.data.name, image or 0)
+        side = image or SIDES[self.data.name]
         if self.augment.padding == "reflect" and self.augment.pad >= side:
             message = f"padding=reflect cannot pad images of {side} pixels by {self.augment.pad}"
             yield Contradiction(("augment", "pad"), message, frozenset({"data", "augment"}))
