@@ -49,7 +49,7 @@ def test_help_listings_and_recipe_errors_import_no_torch() -> None:
     seen = [json.loads(line) for line in ended.stdout.splitlines()]
     assert len(seen) == len(INSTANT) == 24
     assert [(arguments, modules) for arguments, _, modules in seen] == [(arguments, []) for arguments in INSTANT]
-    assert [code for _, code, _ in seen] == [0] * 16 + [2, 2, 2, 2, 0, 2]
+    assert [code for _, code, _ in seen] == [0] * 18 + [2, 2, 2, 2, 0, 2]
 
 
 def test_without_arguments_it_prints_help_and_all_commands(codistill: Codistill) -> None:

@@ -155,7 +155,7 @@ def test_too_little_memory_is_answered_with_what_to_try(codistill: Codistill, mo
     result = codistill("train", *TINY, "--out", "run")
     assert result.exit_code == 2
     assert "too little memory" in result.stderr
-    assert "batch_size=16" in result.stderr
+    assert "batch_size=32" in result.stderr
 
 
 def test_warnings_are_shown_even_when_quiet(codistill: Codistill, monkeypatch: pytest.MonkeyPatch) -> None:

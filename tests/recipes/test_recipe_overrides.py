@@ -16,7 +16,7 @@ BASE = recipes.get("quickstart")
     ("change", "differences"),
     [
         ("method=dml", ["method: dcm → dml"]),
-        ("length.epochs=1", ["length.epochs: 20 → 1"]),
+        ("length.epochs=1", ["length.epochs: 40 → 1"]),
         ("seed=3", ["seed: 0 → 3"]),
         ("networks.b=mobilenet", ["networks.b: wrn-10-1 → mobilenet"]),
         ("networks.c=mobilenet", ["networks.c: (none) → mobilenet"]),
@@ -27,7 +27,7 @@ BASE = recipes.get("quickstart")
         ("heads={kind: narrow}", ["heads.kind: paper → narrow"]),
         ("weights.gamma=0.5", ["weights.gamma: (none) → 0.5"]),
         ("edges.a/final->b/stage2=0.5", ["edges.a/final->b/stage2: (none) → 0.5"]),
-        ("data.train_limit=null", ["data.train_limit: 1000 → null"]),
+        ("data.train_limit=null", ["data.train_limit: 1500 → null"]),
         ("start.a=C:\\my nets\\a: #1.safetensors", ["start.a: (none) → C:\\my nets\\a: #1.safetensors"]),
         ('name="7"', ["name: quickstart → 7"]),
         (" seed = 3 ", ["seed: 0 → 3"]),
