@@ -1,5 +1,7 @@
 """Networks at work: compiled, in half precision, in another memory format, with dropout, and how they start."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +9,7 @@ from torch import nn
 from codistill.cohort import Cohort, Member
 from codistill.networks.backbone import Architecture
 from codistill.networks.build import FAMILIES, architecture
+from codistill.networks.names import KNOWN, RESERVED
 from codistill.networks.preactivation import PreActivationResNet
 
 # One small network of every family that runs on 32×32 images; names begin at depth 164 where depth 11 has its blocks.
@@ -47,14 +50,23 @@ def test_members_compile_as_one_graph(name: str) -> None:
     assert all(torch.equal(compiled[exit_name], plain[exit_name]) for exit_name in plain)
 
 
-@pytest.mark.parametrize("name", IMAGENET)
-def test_imagenet_members_compile_as_one_graph(name: str) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KNOWN)
+def test_every_known_network_builds_on_meta_and_compiles_as_one_graph(name: str) -> None:
+    """As it trains: batch statistics, dropout and the paper's heads included."""
     with torch.device("meta"):
-        network, images = member(name), torch.empty(2, 3, 64, 64)
+        network, images = member(name).train(), torch.empty(2, 3, 64, 64)
     logits = torch.compile(network, fullgraph=True, backend="eager")(images)
-    assert {exit_name: tuple(z.shape) for exit_name, z in logits.items()} == dict.fromkeys(
-        ("final", "stage3", "stage2"), (2, 10)
-    )
+    exits = ("stage3", "stage2") if name in IMAGENET else ("stage2", "stage1")
+    assert {exit_name: tuple(z.shape) for exit_name, z in logits.items()} == dict.fromkeys(("final", *exits), (2, 10))
+
+
+@pytest.mark.parametrize("name", IMAGENET)
+def test_imagenet_networks_run_in_half_precision(name: str) -> None:
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = member(name).train()(torch.randn(2, 3, 64, 64))
+    assert {z.dtype for z in logits.values()} == {torch.bfloat16}
+    assert all(z.isfinite().all() for z in logits.values())
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's own import
@@ -119,3 +131,8 @@ def test_weights_start_from_hes_normal_distribution(name: str) -> None:
     assert all((layer.weight == 1).all() and (layer.bias == 0).all() for layer in norms)
     (linear,) = (layer for layer in network.modules() if isinstance(layer, nn.Linear))
     assert linear.weight.abs().max() <= linear.in_features**-0.5  # torch's uniform distribution
+
+
+def test_reserved_names_are_those_that_torch_would_refuse() -> None:
+    taken = {name for name in dir(nn.ModuleDict()) if re.fullmatch("[A-Za-z0-9-][A-Za-z0-9_-]*", name)}
+    assert taken | {"labels"} == RESERVED
