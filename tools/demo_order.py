@@ -1,4 +1,4 @@
-"""How often the demonstration's order holds: docs/demo.md's second table, from runs of seeds that the demo does not show.
+"""How often the demonstration's order holds: a table of docs/demo.md, from runs of seeds that the demo does not show.
 
     for seed in $(seq 4 33); do for method in independent dml dcm; do
         codistill train quickstart method=$method seed=$seed runtime.threads=1 --quiet --out runs/order/$method-$seed
@@ -41,7 +41,7 @@ def main(runs: Path) -> None:
         cells = " | ".join(f"{of_sets[-1][method]:.2f}" for method in METHODS)
         print(f"| {chosen[0]}–{chosen[-1]} | {cells} |")
     over_all = [summarise([by_seed[seed][method] for seed in seeds]) for method in METHODS]
-    print(f"| all {len(seeds)}, mean(std) | " + " | ".join(f"{s.mean:.2f}({s.std:.2f})" for s in over_all) + " |\n")
+    print(f"| all {len(seeds)}, mean(std) | " + " | ".join(str(summary) for summary in over_all) + " |\n")
     for better, worse in (("dml", "independent"), ("dcm", "independent"), ("dcm", "dml")):
         in_sets = sum(one[better] < one[worse] for one in of_sets)
         in_seeds = sum(by_seed[seed][better] < by_seed[seed][worse] for seed in seeds)
