@@ -11,7 +11,7 @@ PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INCLUDED = re.compile(r"<!-- (results/\S+) -->\n(.*?)<!-- end -->", re.DOTALL)
 LINK = re.compile(r"\]\((?!http|#)([^)#]+)")
 
-# docs/design.md lists signatures, which are not programs; docs/export.md is run by tests/export, on an exported network.
+# docs/design.md lists signatures, which are no programs; tests/export runs docs/export.md, on an exported network.
 ELSEWHERE = {"design.md", "export.md"}
 PROGRAMS = {page: "\n".join(PYTHON.findall(page.read_text())) for page in PAGES if page.name not in ELSEWHERE}
 RUNNABLE = [page for page, code in PROGRAMS.items() if code]
