@@ -7,7 +7,7 @@ def quickstart() -> Recipe:
     """Two tiny WRN on 1,500 small Fashion-MNIST images of which half have a wrong label: teaching each other shows.
 
     Ours, not the paper's, whose Table 7 has the same setting at full size. On clean data this size hides the effect.
-    Its numbers were chosen on seeds 101 to 104; docs/demo.md says how often its order holds on others.
+    Its numbers were chosen on seeds 101 to 103; docs/demo.md says how often its order holds on others.
 
     codistill train quickstart method=dcm seed=1 --out runs/quickstart
     """
