@@ -5,7 +5,7 @@
     done; done
     python tools/demo_order.py runs/order
 
-A set is three seeds, as many as `make demo` shows: seeds 4 to 6, 7 to 9, and so on.
+A set is three seeds, as many as `make demo` shows (41 to 43): seeds 4 to 6, 7 to 9, and so on.
 """
 
 import sys

@@ -1,11 +1,15 @@
-"""The tables in results/ follow from the published runs beside them."""
+"""The tables in results/ follow from the published runs beside them, and docs/demo.md shows the demonstration's."""
 
+import re
 import shutil
 from pathlib import Path
 
+from codistill.studies import catalogue
 from codistill.studies.published import tables_from
+from codistill.studies.results import read_result
 
-RESULTS = Path(__file__).parents[2] / "results"
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results"
 
 
 def test_published_tables_are_made_from_published_runs(tmp_path: Path) -> None:
@@ -14,5 +18,24 @@ def test_published_tables_are_made_from_published_runs(tmp_path: Path) -> None:
     for run in runs:
         shutil.copy(run, tmp_path)
     made = {path.name: path.read_bytes() for path in tables_from(tmp_path)}
-    assert {"wrn-28-4-twins.md", "wrn-28-4-twins.curves.svg"} <= made.keys()
+    assert {"demo.md", "wrn-28-4-twins.md", "wrn-28-4-twins.curves.svg"} <= made.keys()
     assert made == {path.name: path.read_bytes() for path in (RESULTS / "tables").iterdir()}
+
+
+def test_the_demonstration_is_published_with_the_seeds_that_it_shows() -> None:
+    study = catalogue.get("demo")
+    published = [read_result(path).recipe for path in RESULTS.glob("fashion-*.json")]
+    shown = [row.resolved().replace(seed=seed) for row in study.rows for seed in study.seed_range()]
+    assert len(published) == len(shown) == 9
+    for recipe in published:
+        assert recipe.model_copy(update={"runtime": shown[0].runtime}) in shown
+
+
+def test_the_demonstrations_page_shows_the_published_differences() -> None:
+    """To renew them: replace what stands between the two comments. The first table is compared by test_readme.py."""
+    page = (ROOT / "docs" / "demo.md").read_text(encoding="utf-8")
+    included = re.findall(r"<!-- differences of (results/\S+) -->\n(.*?)\n<!-- end -->", page, re.DOTALL)
+    assert len(included) == 1
+    for source, shown in included:
+        _, differences = re.findall(r"(?:^\|.*\n)+", (ROOT / source).read_text(encoding="utf-8"), re.MULTILINE)
+        assert shown == differences.strip()

@@ -152,7 +152,8 @@ def test_a_part_of_a_study() -> None:
         ("demo", "method=dml", "--methods dcm"),
         ("demo", "seed=3", "--seeds N"),
         ("table1", "networks.a=wrn-28-4", "--rows"),
-        ("table1", "networks={a: wrn-28-4}", "--rows"),
+        ("table1", "networks={a: wrn-28-4}", "resnet-164=wrn-16-2"),
+        ("table1", "wrn-16-4=wrn-10-1", "Allowed: resnet-164, wrn-28-10"),
         ("table3", "heads.exits=[stem]", "--rows"),
         ("table4", "heads.kind=apfc", "--rows"),
         ("table7", "data.wrong_labels=0.4", "--rows"),
@@ -168,6 +169,40 @@ def test_overriding_what_the_rows_are_about_is_refused(name: str, override: str,
 def test_other_overrides_are_not_contradictions() -> None:
     for name in catalogue.NAMES:
         catalogue.get(name).check_overrides(["length.epochs=3", "runtime.precision=bf16", "data.train_limit=100"])
+
+
+def test_a_network_is_replaced_in_every_row_that_has_it() -> None:
+    study = catalogue.get("table1")
+    changes = ["wrn-28-10=wrn-16-2", "length.epochs=3"]
+    study.check_overrides(changes)
+    before = [tuple(row.recipe.networks.values()) for row in study.rows]
+    after = [tuple(row.resolved(changes).networks.values()) for row in study.rows]
+    assert after == [tuple("wrn-16-2" if name == "wrn-28-10" else name for name in pair) for pair in before]
+    assert sum(pair.count("wrn-16-2") for pair in after) == (2 + 1 + 1 + 1) * 3  # not WRN-28-10(+), another network
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["wrn-28-10=wrn-16-2", "wrn-28-10=wrn-10-1"], r"networks\.a: given twice"),
+        (["wrn-28-10=wrn-16-2", "networks.a=wrn-10-1"], r"networks\.a: given twice"),
+        (["wrn-28-10=wnr-16-2"], "unknown network 'wnr-16-2'; did you mean 'wrn-16-2'"),
+        (["wrn-28-10="], r"networks\.a"),
+        (["wrn-28-10"], "'wrn-28-10' is no change; type key=value"),
+    ],
+)
+def test_a_replacement_that_makes_no_sense_is_refused(changes: list[str], message: str) -> None:
+    with pytest.raises(recipes.RecipeError, match=message):
+        catalogue.get("curves").rows[0].resolved(changes)
+
+
+def test_seeds_begin_where_none_was_looked_at() -> None:
+    assert list(catalogue.get("table1").seed_range()) == [1, 2, 3, 4, 5]
+    assert list(catalogue.get("table1").seed_range(2)) == [1, 2]
+    # The setting was chosen on 101 … 103, another given up on 1 … 3, and 4 … 33 tell how often its order holds.
+    looked_at = {*range(1, 34), *range(101, 104)}
+    assert list(catalogue.get("demo").seed_range()) == [41, 42, 43]
+    assert not looked_at & set(catalogue.get("demo").seed_range(50))
 
 
 def test_a_contradiction_among_overrides_is_the_recipes_to_refuse() -> None:
@@ -188,7 +223,7 @@ def test_the_documentation_lists_every_study_and_its_commands_are_understood() -
     text = (Path(__file__).parents[2] / "docs" / "reproduce.md").read_text(encoding="utf-8")
     assert catalogue.table() in text
     commands = re.findall(r"^codistill study .*$", text, re.MULTILINE)
-    assert len(commands) == 8
+    assert len(commands) == 9
     study_command = vars(get_command(app))["commands"]["study"]
     for line in commands:
         given = study_command.make_context("study", shlex.split(line)[2:]).params

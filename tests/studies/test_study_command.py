@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,9 @@ from rich.console import Console
 from synthetic import FINISH, made_up_result, pretend
 
 from codistill.recipes import Recipe, files
-from codistill.studies import catalogue, runner
+from codistill.studies import catalogue, planning, runner
 from codistill.studies.command import run_study
-from codistill.studies.progress import clock, remaining_s
-from codistill.studies.runs import Run, plan_runs
+from codistill.studies.costs import training_flops
 
 ON_CPU = "runtime.device=cpu"
 PAIR = catalogue.get("demo").groups[0]
@@ -34,8 +34,10 @@ sys.exit(75)
 
 
 @pytest.fixture(autouse=True)
-def _quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look often, and take this machine for one of a GFLOP/s instead of measuring it."""
     monkeypatch.setattr(runner, "POLL_S", 0.01)
+    monkeypatch.setattr(planning, "measured_flops_per_s", lambda recipe, seen: 1e9)
 
 
 class Studied:
@@ -57,13 +59,13 @@ def test_a_study_from_start_to_table(tmp_path: Path) -> None:
     studied = Studied(tmp_path / "out")
     assert studied.code == 0
     assert len(studied.runs) == 6
-    for suffix in ("md", "csv", "tex", "json", "curves.csv", "curves.svg"):
+    for suffix in ("md", "csv", "differences.csv", "tex", "json", "curves.csv", "curves.svg"):
         file = studied.out / f"demo.{suffix}"
         assert file.read_text()
         assert str(file) in studied.printed
     assert "DCM − DML" in studied.printed
-    # made_up_error: 20 + 3 + 9.7 + 0.02 · seed², seeds 1 and 2: mean 32.75, sample std 0.06 / √2.
-    assert "| DCM | 2 | 32.75(0.04) | 32.85(0.04) |" in (studied.out / "demo.md").read_text()
+    # made_up_error: 20 + 3 + 9.7 + 0.02 · seed², seeds 41 and 42: mean 67.15, sample std 1.66 / √2.
+    assert "| DCM | 2 | 67.15(1.17) | 67.25(1.17) |" in (studied.out / "demo.md").read_text()
     assert len(json.loads((studied.out / "demo.json").read_text())["runs"]) == 6
 
 
@@ -80,7 +82,7 @@ def test_what_is_finished_is_skipped_and_never_written_again(tmp_path: Path) -> 
     assert again.code == 0
     assert "6 runs, 3 finished before" in again.printed
     assert len(started) == 3
-    assert all("seed2" in folder.name for folder in started)
+    assert all("seed42" in folder.name for folder in started)
     assert {file: (file.stat().st_mtime_ns, file.read_bytes()) for file in before} == before
 
 
@@ -108,22 +110,22 @@ def test_a_begun_run_is_continued_by_its_own_recipe(tmp_path: Path) -> None:
     second = Studied(tmp_path / "out", seeds=1, jobs=1, command=pretend(tmp_path / "scratch", script))
     assert second.code == 0
     assert sorted(given) == first.runs
-    assert f"continued: {PAIR}, DCM, seed 1" in second.printed
+    assert f"continued: {PAIR}, DCM, seed 41" in second.printed
 
 
 def test_a_failed_run_is_named_with_its_last_words_and_the_others_go_on(tmp_path: Path) -> None:
     def script(recipe: Recipe, folder: Path) -> str:
-        return FAIL if recipe.method == "dml" and recipe.seed == 1 else FINISH
+        return FAIL if recipe.method == "dml" and recipe.seed == 41 else FINISH
 
     studied = Studied(tmp_path / "out", command=pretend(tmp_path / "scratch", script))
     assert studied.code == 1
     assert len(studied.runs) == 5
-    assert f"Failed: {PAIR}, DML, seed 1: ended with exit code 3 and no result" in studied.printed
+    assert f"Failed: {PAIR}, DML, seed 41: ended with exit code 3 and no result" in studied.printed
     assert "| the disk is on fire" in studied.printed
     assert "To try it by itself: codistill train" in studied.printed
     assert "1 of 6 runs are not finished. To continue them:" in studied.printed
     assert "| DML | 1 |" in (studied.out / "demo.md").read_text()
-    (recipe_file,) = (studied.out / "recipes").glob("*dml-seed1*")
+    (recipe_file,) = (studied.out / "recipes").glob("*dml-seed41*")
     assert files.load(recipe_file).method == "dml"
 
 
@@ -247,8 +249,10 @@ def test_the_plan_says_what_there_is_to_do_and_does_nothing(tmp_path: Path) -> N
     planned = Studied(tmp_path / "out", seeds=2, plan=True)
     assert planned.code == 0
     assert not (tmp_path / "out").exists()
-    assert "To do: 6 runs" in planned.printed
-    assert "measured on one step just now: a rough guess" in planned.printed
+    flops = sum(training_flops(row.resolved([ON_CPU])) or 0 for row in catalogue.get("demo").rows) * 2
+    left = timedelta(seconds=round(flops / 1e9 / 2))
+    assert f"To do: 6 runs, {flops / 1e15:.3g} PFLOP, 2 at a time: about {left}." in planned.printed
+    assert "The pace, 1 GFLOP/s a run, was measured on one step just now: a rough guess." in planned.printed
 
 
 def test_the_plan_reckons_with_finished_runs(tmp_path: Path) -> None:
@@ -256,6 +260,21 @@ def test_the_plan_reckons_with_finished_runs(tmp_path: Path) -> None:
     planned = Studied(tmp_path / "out", "curves", seeds=2, plan=True)
     assert "To do: 3 runs" in planned.printed
     assert "is that of 3 finished runs" in planned.printed
+
+
+def test_a_study_says_how_long_it_will_take_before_it_begins(tmp_path: Path) -> None:
+    printed = Studied(tmp_path / "out").printed
+    assert printed.index("To do: 6 runs") < printed.index("started:")
+    assert "To do" not in Studied(tmp_path / "out").printed, "everything is finished"
+
+
+def test_a_pace_that_cannot_be_known_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "measured_flops_per_s", lambda recipe, seen: None)
+    planned = Studied(tmp_path / "out", plan=True)
+    assert "2 at a time: for an unknown time." in planned.printed
+    assert "The pace is not known" in planned.printed
+    absent = Studied(tmp_path / "out", "table2", overrides=[ON_CPU, "data.folder=nowhere"], seeds=1, plan=True)
+    assert "9 runs whose images are not there to be counted" in absent.printed
 
 
 def test_published_runs_and_their_tables(tmp_path: Path) -> None:
@@ -293,31 +312,6 @@ def test_a_damaged_result_is_named_and_nothing_is_lost(tmp_path: Path) -> None:
     (first.runs[0] / "result.json").write_text('{"networks": {}}')
     with pytest.raises(ValueError, match=r"is not a run's result.*move its folder away"):
         Studied(tmp_path / "out", seeds=1)
-
-
-def test_time_left_from_what_is_done(tmp_path: Path) -> None:
-    runs = plan_runs(catalogue.get("demo"), [1, 2], ["length.epochs=10"], tmp_path, None).runs
-    assert remaining_s(runs, jobs=2) is None
-    times = {"independent": (10, 20.0), "dml": (5, 20.0), "dcm": (0, 0.0)}  # 2 s an epoch, 4 s an epoch, unknown
-
-    def told(run: Run) -> tuple[int, float]:
-        return times[run.recipe.method] if run.recipe.seed == 1 else (0, 0.0)
-
-    runs[0].folder.mkdir(parents=True)
-    runs[0].result_file.touch()
-    # Seed 1: DML 5 · 4; seed 2: independent 10 · 2, DML 10 · 4; DCM twice, at the mean of what is known: 10 · 3.
-    assert remaining_s(runs, jobs=1, clock=told) == pytest.approx(20 + 20 + 40 + 60)
-    assert remaining_s(runs, jobs=2, clock=told) == pytest.approx(70)
-
-
-def test_the_clock_of_a_run_is_its_last_whole_line(tmp_path: Path) -> None:
-    run = Run("title", catalogue.get("demo").rows[0].recipe, tmp_path)
-    timing = tmp_path / "timing.jsonl"
-    assert clock(run) == (0, 0.0)
-    timing.write_text("")
-    assert clock(run) == (0, 0.0)
-    timing.write_text('{"epoch": 1, "elapsed_s": 2.5}\n{"epoch": 2, "elapsed_s": 5.5}\n{"epo')
-    assert clock(run) == (2, 5.5)
 
 
 def test_a_terminal_gets_bars(tmp_path: Path) -> None:

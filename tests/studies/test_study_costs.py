@@ -4,41 +4,81 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from synthetic import result_json
 
 from codistill import recipes
-from codistill.studies.costs import finished_flops_per_s, image_flops, training_flops
-from codistill.studies.planning import share_machine
+from codistill.studies.costs import (
+    Sizes,
+    finished_flops_per_s,
+    image_flops,
+    measured_flops_per_s,
+    sizes,
+    training_flops,
+)
 from codistill.studies.results import read_result
 
 # Forward GFLOP an image at 32×32 and 100 classes, counted independently: alone, and with both heads.
 WRN_28_4, WRN_28_4_WITH_HEADS = 1.691, 4.728
+CIFAR_100 = Sizes(50_000, 100, (3, 32, 32))
 
 
 def test_two_networks_forward_and_backward() -> None:
     pair = recipes.get("cifar100/wrn-28-4-twins")
-    assert image_flops(pair.replace(method="independent")) == pytest.approx(6 * WRN_28_4 * 1e9, rel=1e-3)
-    assert image_flops(pair.replace(method="dml")) == image_flops(pair.replace(method="independent"))
-    assert image_flops(pair) == pytest.approx(6 * WRN_28_4_WITH_HEADS * 1e9, rel=1e-3)
+    assert image_flops(pair.replace(method="independent"), CIFAR_100) == pytest.approx(6 * WRN_28_4 * 1e9, rel=1e-3)
+    assert image_flops(pair.replace(method="dml"), CIFAR_100) == image_flops(
+        pair.replace(method="independent"), CIFAR_100
+    )
+    assert image_flops(pair, CIFAR_100) == pytest.approx(6 * WRN_28_4_WITH_HEADS * 1e9, rel=1e-3)
 
 
 def test_the_whole_training() -> None:
     pair = recipes.get("cifar100/wrn-28-4-twins", ["length.epochs=3"])
-    assert training_flops(pair) == image_flops(pair) * 50_000 * 3
+    assert training_flops(pair) == image_flops(pair, CIFAR_100) * 50_000 * 3
     limited = recipes.apply(pair, ["data.train_limit=100"])
-    assert training_flops(limited) == image_flops(pair) * 100 * 3
+    assert training_flops(limited) == image_flops(pair, CIFAR_100) * 100 * 3
     held_out = recipes.apply(pair, ["data.validation=0.1"])
-    assert training_flops(held_out) == image_flops(pair) * 45_000 * 3
+    assert training_flops(held_out) == image_flops(pair, CIFAR_100) * 45_000 * 3
 
 
 def test_a_frozen_network_has_no_backward_pass() -> None:
     pair = recipes.get("cifar100/wrn-28-4-twins")
     taught = pair.replace(method="kd", start={"a": "file"})
-    assert image_flops(taught) == pytest.approx(4 * WRN_28_4 * 1e9, rel=1e-3)  # 1 + 3
+    assert image_flops(taught, CIFAR_100) == pytest.approx(4 * WRN_28_4 * 1e9, rel=1e-3)  # 1 + 3
 
 
-def test_a_folder_of_images_is_not_known_before_it_is_read() -> None:
-    assert training_flops(recipes.get("imagenet/resnet-18-twins")) is None
+def test_what_the_networks_see() -> None:
+    assert sizes(recipes.get("cifar100/wrn-28-4-twins")) == CIFAR_100
+    assert sizes(recipes.get("quickstart")) == Sizes(6_000, 10, (1, 14, 14))
+    cropped = recipes.get("cifar100/wrn-28-4-twins", ["augment.crop=24"])
+    assert sizes(cropped) == Sizes(50_000, 100, (3, 24, 24))
+    # A quarter of the pixels, and but for the linear layers a quarter of the work.
+    full, half = (image_flops(cropped, Sizes(1, 100, (3, side, side))) for side in (32, 16))
+    assert full / half == pytest.approx(4, rel=1e-3)
+
+
+def test_a_folder_of_images_is_counted_where_it_is_there(tmp_path: Path) -> None:
+    assert sizes(recipes.get("imagenet/resnet-18-twins")) is None
+    absent = recipes.get("imagenet/resnet-18-twins", [f"data.folder={tmp_path}"])
+    assert training_flops(absent) is None
+    images = tmp_path / "images"
+    for name, count in {"cat": 3, "dog": 2}.items():
+        (images / "train" / name).mkdir(parents=True)
+        for index in range(count):
+            (images / "train" / name / f"{index}.jpg").touch()
+    recipe = recipes.get("imagenet/resnet-18-twins", [f"data.folder={images}", "length.epochs=7"])
+    assert sizes(recipe) == Sizes(5, 2, (3, 224, 224))
+    assert training_flops(recipe) == image_flops(recipe, Sizes(5, 2, (3, 224, 224))) * 5 * 7
+
+
+def test_the_pace_of_a_step_is_measured_and_torch_left_as_it_was() -> None:
+    recipe = recipes.get("quickstart", ["runtime.device=cpu", "runtime.threads=1"])
+    threads, random_state = torch.get_num_threads(), torch.get_rng_state()
+    pace = measured_flops_per_s(recipe, Sizes(6_000, 10, (1, 14, 14)))
+    assert pace is not None
+    assert pace > 0
+    assert torch.get_num_threads() == threads
+    assert torch.equal(torch.get_rng_state(), random_state)
 
 
 def test_pace_of_finished_runs(tmp_path: Path) -> None:
@@ -49,14 +89,3 @@ def test_pace_of_finished_runs(tmp_path: Path) -> None:
     assert flops is not None
     assert finished_flops_per_s([read_result(path)] * 2) == pytest.approx(flops / 100)
     assert finished_flops_per_s([]) is None
-
-
-def test_how_a_cpu_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
-    recipe = recipes.get("quickstart", ["runtime.device=cpu"])
-    assert share_machine(recipe, None) == (8, 1)
-    assert share_machine(recipe, 3) == (3, 2)
-    assert share_machine(recipe, 1) == (1, 8)
-    assert share_machine(recipe, 20) == (20, 1)
-    assert share_machine(recipes.apply(recipe, ["runtime.device=cuda"]), None) == (1, None)
-    assert share_machine(recipes.apply(recipe, ["runtime.device=cuda"]), 3) == (3, None)

@@ -7,6 +7,16 @@ import pytest
 from synthetic import made_up_results
 
 from codistill.studies import catalogue, curves
+from codistill.studies.report import Results
+from codistill.studies.study import Study
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def drawn(study: Study, group: str, results: Results) -> ElementTree.Element:
+    picture = curves.to_svg(study, group, results)
+    assert picture is not None
+    return ElementTree.fromstring(picture)
 
 
 def test_means_and_bands_over_seeds(tmp_path: Path) -> None:
@@ -25,22 +35,31 @@ def test_means_and_bands_over_seeds(tmp_path: Path) -> None:
 
 def test_the_picture_has_a_title_a_description_and_a_line_and_band_per_row(tmp_path: Path) -> None:
     study = catalogue.get("curves")
-    picture = ElementTree.fromstring(curves.to_svg(study, made_up_results(study, [1, 2], tmp_path)))
-    svg = "{http://www.w3.org/2000/svg}"
-    assert picture.findtext(f"{svg}title") == study.title
-    described = picture.findtext(f"{svg}desc") or ""
+    picture = drawn(study, study.groups[0], made_up_results(study, [1, 2], tmp_path))
+    assert picture.findtext(f"{SVG}title") == study.title
+    described = picture.findtext(f"{SVG}desc") or ""
     assert "DCM ends at 32.80 % (n = 2)" in described  # 20 + 3 + 9.75, and the mean of 0.02 and 0.08
     assert picture.get("role") == "img"
-    assert len(picture.findall(f"{svg}polyline")) == len(picture.findall(f"{svg}polygon")) == 3
-    for line in picture.findall(f"{svg}polyline"):
+    assert len(picture.findall(f"{SVG}polyline")) == len(picture.findall(f"{SVG}polygon")) == 3
+    for line in picture.findall(f"{SVG}polyline"):
         pairs = [tuple(map(float, pair.split(","))) for pair in (line.get("points") or "").split()]
         assert len(pairs) == 3
         assert all(0 <= x <= curves.WIDTH and 0 <= y <= curves.HEIGHT for x, y in pairs)
 
 
-def test_nothing_to_draw_is_said() -> None:
-    with pytest.raises(ValueError, match="codistill study curves"):
-        curves.to_svg(catalogue.get("curves"), {})
+def test_every_group_of_a_table_has_a_picture_of_its_own(tmp_path: Path) -> None:
+    study = catalogue.get("table7")
+    results = made_up_results(study, [1], tmp_path)
+    titles = [drawn(study, group, results).findtext(f"{SVG}title") for group in study.groups]
+    assert titles == [f"{study.title}: {share}% wrong" for share in (20, 50, 80)]
+    of_first = {row.key: results[row.key] for row in study.rows if row.group == study.groups[0]}
+    assert len(drawn(study, study.groups[0], of_first).findall(f"{SVG}polyline")) == 3
+    assert curves.to_svg(study, study.groups[1], of_first) is None
+
+
+def test_nothing_is_drawn_of_nothing() -> None:
+    study = catalogue.get("curves")
+    assert curves.to_svg(study, study.groups[0], {}) is None
 
 
 def test_runs_without_results_have_no_curve() -> None:

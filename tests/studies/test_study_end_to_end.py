@@ -50,5 +50,5 @@ def test_a_run_that_cannot_begin_is_named(tmp_path: Path) -> None:
     arguments.remove(TINY[0])
     ended = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 1
-    assert f"Failed: {catalogue.get('demo').groups[0]}, DML, seed 1" in ended.stdout
+    assert f"Failed: {catalogue.get('demo').groups[0]}, DML, seed 41" in ended.stdout
     assert "train_limit=7000 must be from 1 to 6000" in ended.stdout

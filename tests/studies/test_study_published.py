@@ -123,6 +123,14 @@ def test_a_longer_training_is_the_longer_row(tmp_path: Path) -> None:
     assert sum(line.startswith(("| independent | 1 |", "| independent, 2.8× as long | 1 |")) for line in lines) == 2
 
 
+def test_seeds_before_the_studys_first_are_not_shown(tmp_path: Path) -> None:
+    for seed in (1, 2, 41):
+        for recipe in rows("demo", seed=seed).values():
+            published(tmp_path, recipe)
+    tables_from(tmp_path / "results")
+    assert "Seeds: 41." in (tmp_path / "results" / "tables" / "demo.md").read_text()
+
+
 def test_only_groups_with_results_are_shown(tmp_path: Path) -> None:
     pair = [row.resolved().replace(seed=1) for row in catalogue.get("table1").rows if row.group == "WRN-28-10 & same"]
     for recipe in pair:

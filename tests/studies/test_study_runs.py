@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from synthetic import fill
+from synthetic import fill, made_up_result
 
 from codistill import recipes
 from codistill.recipes import files
@@ -93,3 +93,11 @@ def test_a_folder_whose_recipe_was_edited_is_refused(tmp_path: Path) -> None:
         plan_runs(study, [1], [], tmp_path, None)
     assert str(first.folder) in str(caught.value)
     assert first.finished, "nothing was touched"
+
+
+def test_a_result_of_another_recipe_is_not_believed(tmp_path: Path) -> None:
+    study = catalogue.get("demo")
+    first, second, *_ = plan_runs(study, [41], [], tmp_path, None).runs
+    fill(first.folder, first.recipe, made_up_result(second.recipe))
+    with pytest.raises(ValueError, match=r"another recipe:\s+method: dml → independent\s+Move that folder away"):
+        plan_runs(study, [41], [], tmp_path, None)

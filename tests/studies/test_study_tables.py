@@ -15,7 +15,7 @@ from codistill.studies.report import Report, Results, build
 from codistill.studies.results import Result, read_result
 from codistill.studies.statistics import Summary
 from codistill.studies.study import Study
-from codistill.studies.tables import Table
+from codistill.studies.tables import Table, shown
 
 # Two seeds of each method, network a and b, chosen so that every number below is checked in the head.
 ERRORS = {
@@ -98,7 +98,15 @@ def test_missing_runs_are_shown_as_missing_and_named(study: Study, tmp_path: Pat
     assert differences(report)["DML − independent"]["n"] == 2, "paired over the seeds that both have"
     (note,) = [note for note in report.errors.notes if note.startswith("Missing")]
     assert "DML (seed 2); DCM (seed 1, 2, 3)" in note
-    assert "codistill study demo --seeds 3" in note
+
+
+def test_missing_runs_come_with_the_command_that_makes_them() -> None:
+    def note(name: str, seeds: range) -> str:
+        (missing,) = [note for note in build(catalogue.get(name), {}, seeds).errors.notes if note.startswith("Missing")]
+        return missing
+
+    assert "`codistill study curves --seeds 3` makes them" in note("curves", range(1, 4))
+    assert "`codistill study demo --seeds 2` makes them" in note("demo", range(41, 43))
 
 
 def test_short_trainings_claim_no_order(tmp_path: Path) -> None:
@@ -198,7 +206,7 @@ def test_every_study_makes_its_table_in_every_form(tmp_path: Path) -> None:
         assert len(report.errors.rows) == len(study.rows)
         assert report.differences.rows
         assert "missing" not in report.to_markdown()
-        assert len(list(csv.DictReader(io.StringIO(report.to_csv())))) == len(study.rows)
+        assert len(list(csv.DictReader(io.StringIO(report.errors.to_csv())))) == len(study.rows)
         assert report.to_latex().count(r"\begin{tabular}") == 2
         content = json.loads(json.dumps(report.to_json()))
         assert len(content["runs"]) == 2 * len(study.rows)
@@ -224,6 +232,12 @@ def test_markdown() -> None:
 
 def test_csv_has_numbers_in_columns_of_their_own() -> None:
     assert TABLE.to_csv() == "row,a,a std,a n,n\nx_1 | 5 % − 3,18.725,0.25,2,2\ny,missing,,,0\nz,,,,1\n"
+
+
+def test_numbers_have_two_decimals_and_small_ones_two_digits() -> None:
+    numbers = {1.0: "1.00", -0.0999: "-0.10", 0.0: "0.00", 0.0042: "0.0042", 12.345: "12.35", -0.05: "-0.05"}
+    for number, text in numbers.items():
+        assert shown(number) == text
 
 
 def test_latex_is_escaped() -> None:

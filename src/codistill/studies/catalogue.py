@@ -20,6 +20,7 @@ def demo() -> Study:
         rows=method_rows(recipes.get("quickstart"), THREE),
         contrasts=THREE_CONTRASTS,
         seeds=3,
+        first_seed=41,  # the setting was chosen on 101 to 103, and a shorter one given up on 1 to 3
     )
 
 
@@ -294,5 +295,10 @@ def get(name: str) -> Study:
 def table() -> str:
     """The catalogue as the Markdown table of docs/reproduce.md."""
     studies = [get(name) for name in NAMES]
-    lines = [f"| `{study.name}` | {study.title} | {len(study.rows)} | {study.seeds} |" for study in studies]
+    lines = [f"| `{study.name}` | {study.title} | {len(study.rows)} | {_seeds(study)} |" for study in studies]
     return "\n".join(["| study | what it shows | rows | seeds |", "|---|---|---:|---:|", *lines])
+
+
+def _seeds(study: Study) -> str:
+    seeds = study.seed_range()
+    return f"{seeds[0]} … {seeds[-1]}" if len(seeds) > 1 else str(seeds[0])

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from codistill.studies import catalogue
 from codistill.studies.output import print_report, print_table, write
-from codistill.studies.planning import plan_table, share_machine
+from codistill.studies.planning import Pace, plan_table, share_machine, to_do
 from codistill.studies.progress import Display
 from codistill.studies.published import publish, tables_from
 from codistill.studies.report import Results, build
@@ -37,22 +37,21 @@ def run_study(
 ) -> int:
     """Do all that ``codistill study NAME`` does; the exit code: 0 done, 1 a run failed, 75 stopped on the way.
 
-    ``seeds`` N stands for the seeds 1 … N, ``jobs`` for how many trainings run at once; None leaves both to the study
-    and the machine. ``plan`` only says what there is to do and how long it takes.
+    ``seeds`` says how many, from the study's first on, ``jobs`` how many trainings run at once; None leaves both to the
+    study and the machine. ``plan`` only says what there is to do and how long it takes.
     """
     whole = catalogue.get(name)
     study = whole.only(methods, rows)
     whole.check_overrides(overrides)
-    chosen_seeds = seed_range(seeds, study)
-    jobs, threads = share_machine(study.rows[0].resolved(overrides), jobs)
+    chosen_seeds = study.seed_range(seeds)
+    crowd, threads = share_machine(study.rows[0].resolved(overrides), jobs)
     planned = plan_runs(study, chosen_seeds, overrides, out, threads)
     if plan:
-        print_table(plan_table(study, planned, jobs), console)
+        print_table(plan_table(study, planned, crowd.size, Pace.of(planned)), console)
         return DONE
-    finished = sum(run.finished for run in planned.runs)
-    console.print(f"{study.title}: {len(planned.runs)} runs, {finished} finished before, {jobs} at a time")
-    display = Display(planned.runs, jobs, console)
-    outcome = run_all(planned.runs, out, jobs=jobs, display=display, command=command)
+    _announce(study, planned, crowd.size, console)
+    display = Display(planned.runs, console)
+    outcome = run_all(planned.runs, out, crowd=crowd, display=display, command=command)
     results = _finished(planned)
     made = build(study, results, chosen_seeds, best_epoch=best_epoch)
     print_report(made, write(made, results, out), console)
@@ -64,12 +63,12 @@ def run_study(
     return _conclude(outcome, planned, again, console)
 
 
-def seed_range(seeds: int | None, study: Study) -> range:
-    """Seeds 1 … N: others than those that settings were chosen on."""
-    count = study.seeds if seeds is None else seeds
-    if count < 1:
-        raise ValueError(f"--seeds {count}: a study needs at least one seed; two or more give a spread")
-    return range(1, count + 1)
+def _announce(study: Study, planned: Plan, jobs: int, console: Console) -> None:
+    finished = sum(run.finished for run in planned.runs)
+    console.print(f"{study.title}: {len(planned.runs)} runs, {finished} finished before")
+    if finished < len(planned.runs):
+        pace = Pace.of(planned)
+        console.print(f"{to_do(planned, jobs, pace)} {pace.source}")
 
 
 def _finished(planned: Plan) -> Results:

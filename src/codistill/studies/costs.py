@@ -5,51 +5,88 @@ torch is imported only when something is counted or measured.
 
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from codistill.recipes import Recipe
+from codistill.recipes.schema import SIDES
 from codistill.studies.results import Result
 
-# Training images, classes and shape of the data whose size is known before they are read.
-SIZES = {
-    "fashion": (6_000, 10, (1, 28, 28)),
-    "cifar10": (50_000, 10, (3, 32, 32)),
-    "cifar100": (50_000, 100, (3, 32, 32)),
-}
+if TYPE_CHECKING:
+    from codistill.engine.runtime import Machine
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What training data ask of the networks: so many images, classes, and channels × height × width."""
+
+    images: int
+    classes: int
+    shape: tuple[int, int, int]
+
+
+# Training images, classes and channels of the data whose numbers are known before they are read.
+KNOWN_NUMBERS = {"fashion": (6_000, 10, 1), "cifar10": (50_000, 10, 3), "cifar100": (50_000, 100, 3)}
 # A backward pass computes gradients of the inputs and of the weights: twice the forward pass.
 PASSES = 3
 # Enough for a CPU to show its pace in a second or a few.
 MEASURED_FLOPS = 100_000_000_000
 
 
-def training_flops(recipe: Recipe) -> int | None:
-    """Of the whole training, evaluation aside; None for a folder of images, whose number is not known yet."""
-    if recipe.data.name not in SIZES:
+def sizes(recipe: Recipe) -> Sizes | None:
+    """As the networks see them, resized and cropped; None for a folder of images that is not there to be counted."""
+    data = recipe.data
+    numbers = KNOWN_NUMBERS.get(data.name) or (_counted(Path(data.folder)) if data.folder else None)
+    if numbers is None:
         return None
-    images, _, _ = SIZES[recipe.data.name]
-    images -= round(recipe.data.validation * images)
-    return image_flops(recipe) * min(images, recipe.data.train_limit or images) * recipe.length.epochs
+    images, classes, channels = numbers
+    side = recipe.augment.crop or data.image_size or SIDES[data.name]
+    return Sizes(images, classes, (channels, side, side))
 
 
-def image_flops(recipe: Recipe) -> int:
+@lru_cache
+def _counted(folder: Path) -> tuple[int, int, int] | None:
+    """By what lies in ``train``, a folder per class; whether every file can be read is for the training to find out."""
+    train = folder / "train"
+    if not train.is_dir():
+        return None
+    classes = [path for path in train.iterdir() if path.is_dir()]
+    return sum(1 for path in classes for _ in path.iterdir()), len(classes), 3
+
+
+def training_flops(recipe: Recipe) -> int | None:
+    """Of the whole training, evaluation aside; None where the number of images is not known."""
+    seen = sizes(recipe)
+    if seen is None:
+        return None
+    images = seen.images - round(recipe.data.validation * seen.images)
+    return image_flops(recipe, seen) * min(images, recipe.data.train_limit or images) * recipe.length.epochs
+
+
+def image_flops(recipe: Recipe, seen: Sizes) -> int:
     """Of one training image through every network and head, forward and backward; frozen networks only forward."""
     graph = recipe.graph
     forward = _forward_flops(
-        tuple(recipe.networks.items()), tuple(graph.exits.items()), recipe.heads.kind, recipe.data.name
+        tuple(recipe.networks.items()), tuple(graph.exits.items()), recipe.heads.kind, seen.classes, seen.shape
     )
     return sum(flops * (1 if name in graph.frozen else PASSES) for name, flops in forward)
 
 
 @lru_cache
 def _forward_flops(
-    networks: tuple[tuple[str, str], ...], exits: tuple[tuple[str, tuple[str, ...]], ...], kind: str, data: str
+    networks: tuple[tuple[str, str], ...],
+    exits: tuple[tuple[str, tuple[str, ...]], ...],
+    kind: str,
+    classes: int,
+    shape: tuple[int, int, int],
 ) -> tuple[tuple[str, int], ...]:
     import torch
 
     from codistill.cohort import Cohort
     from codistill.networks.counting import cost
 
-    _, classes, shape = SIZES[data]
     with torch.device("meta"):
         cohort = Cohort(dict(networks), classes, in_channels=shape[0], heads=kind, exits=dict(exits))
     return tuple((name, cost(member, shape).flops) for name, member in cohort.members.items())
@@ -61,24 +98,39 @@ def finished_flops_per_s(results: Iterable[Result]) -> float | None:
     return sum(flops for flops, _ in costs) / sum(elapsed_s for _, elapsed_s in costs) if costs else None
 
 
-def measured_flops_per_s(recipe: Recipe) -> float:
-    """The pace of one forward and backward pass on this machine, after one to warm up; seconds, not hours."""
+def measured_flops_per_s(recipe: Recipe, seen: Sizes) -> float | None:
+    """The pace of one step on this machine, after one to warm up; seconds, not hours. None if it does not fit a GPU."""
+    import torch
+
+    from codistill.engine.runtime import prepared
+
+    with prepared(recipe.runtime) as machine:
+        try:
+            return _step_flops_per_s(recipe, seen, machine)
+        except torch.OutOfMemoryError:
+            return None
+        finally:
+            if machine.device.type == "cuda":
+                torch.cuda.empty_cache()  # the trainings need it
+
+
+def _step_flops_per_s(recipe: Recipe, seen: Sizes, machine: "Machine") -> float:
     import torch
 
     from codistill.cohort import Cohort
-    from codistill.engine.runtime import prepare
     from codistill.transfer.objective import Objective
 
-    machine = prepare(recipe.runtime)
-    on_cpu = machine.device.type == "cpu"
-    batch = max(2, min(recipe.batch_size, MEASURED_FLOPS // image_flops(recipe) if on_cpu else recipe.batch_size))
-    _, classes, shape = SIZES[recipe.data.name]
-    graph = recipe.graph
-    cohort = Cohort(recipe.networks, classes, in_channels=shape[0], heads=recipe.heads.kind, exits=graph.exits)
+    flops, graph = image_flops(recipe, seen), recipe.graph
+    batch = recipe.batch_size
+    if machine.device.type == "cpu":
+        batch = max(2, min(batch, MEASURED_FLOPS // flops))
+    cohort = Cohort(
+        recipe.networks, seen.classes, in_channels=seen.shape[0], heads=recipe.heads.kind, exits=graph.exits
+    )
     cohort.to(machine.device)
     objective = Objective(graph).to(machine.device)
-    images = torch.randn(batch, *shape, device=machine.device)
-    labels = torch.randint(classes, (batch,), device=machine.device)
+    images = torch.randn(batch, *seen.shape, device=machine.device)
+    labels = torch.randint(seen.classes, (batch,), device=machine.device)
     for _ in range(2):
         started_at = time.perf_counter()
         with machine.autocast():
@@ -87,4 +139,4 @@ def measured_flops_per_s(recipe: Recipe) -> float:
         total.backward()
         total.item()  # waits for the device
         elapsed_s = time.perf_counter() - started_at
-    return image_flops(recipe) * batch / elapsed_s
+    return flops * batch / elapsed_s

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -21,6 +21,7 @@ STYLES = (
     ("#56b4e9", "10 4"),
 )
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 720, 420, 56, 40, 16, 44
+LEGEND = WIDTH - 310
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,12 @@ def to_csv(study: Study, results: Results) -> str:
     return text.getvalue()
 
 
-def to_svg(study: Study, results: Results) -> str:
-    """One picture of all rows that have runs; for studies with a single group."""
-    curves = {row.label: points for row in study.rows if (points := curve(list(results.get(row.key, {}).values())))}
+def to_svg(study: Study, group: str, results: Results) -> str | None:
+    """One picture of all rows of a group that have runs; None where none has."""
+    rows = [row for row in study.rows if row.group == group]
+    curves = {row.label: points for row in rows if (points := curve(list(results.get(row.key, {}).values())))}
     if not curves:
-        raise ValueError(f"study {study.name}: no finished run to draw; run codistill study {study.name} first")
+        return None
     every = [point for points in curves.values() for point in points]
     last = max(point.epoch for point in every)
     top = max(10.0, -(-max(point.most for point in every) // 10) * 10)
@@ -66,7 +68,7 @@ def to_svg(study: Study, results: Results) -> str:
         y = HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * error / top
         return f"{x:.1f},{y:.1f}"
 
-    drawn = [_axes(top, last, at(0, top), at(last, 0))]
+    drawn = [_axes(top, last, at)]
     for index, (label, points) in enumerate(curves.items()):
         colour, dashes = STYLES[index % len(STYLES)]
         band = [at(point.epoch, point.most) for point in points]
@@ -77,10 +79,11 @@ def to_svg(study: Study, results: Results) -> str:
         drawn += [
             f'<polygon points="{" ".join(band)}" fill="{colour}" opacity="0.15"/>',
             f'<polyline points="{line}" {pen}/>',
-            f'<path d="M{WIDTH - 240} {y - 4}h28" {pen}/>',
-            f'<text x="{WIDTH - 206}" y="{y}">{escape(label)}: {points[-1].mean:.2f} %, n = {points[-1].n}</text>',
+            f'<path d="M{LEGEND} {y - 4}h28" {pen}/>',
+            f'<text x="{LEGEND + 34}" y="{y}">{escape(label)}: {points[-1].mean:.2f} %, n = {points[-1].n}</text>',
         ]
-    return _document(study.title, _in_words(curves), drawn)
+    title = study.title if len(study.groups) == 1 else f"{study.title}: {group}"
+    return _document(title, _in_words(curves), drawn)
 
 
 def _in_words(curves: Mapping[str, Sequence[Point]]) -> str:
@@ -90,16 +93,16 @@ def _in_words(curves: Mapping[str, Sequence[Point]]) -> str:
     return f"Test error over epochs: lines are means over seeds, bands the range. {ends}."
 
 
-def _axes(top: float, last: int, top_left: str, bottom_right: str) -> str:
-    left, upper = top_left.split(",")
-    right, lower = bottom_right.split(",")
-    return (
-        f'<path d="M{left} {upper}V{lower}H{right}" fill="none" stroke="#666"/>'
-        f'<text x="{LEFT - 6}" y="{TOP + 4}" text-anchor="end">{top:.0f} %</text>'
-        f'<text x="{LEFT - 6}" y="{lower}" text-anchor="end">0 %</text>'
-        f'<text x="{LEFT}" y="{HEIGHT - 20}">epoch 0</text>'
-        f'<text x="{right}" y="{HEIGHT - 20}" text-anchor="end">{last}</text>'
-    )
+def _axes(top: float, last: int, at: Callable[[float, float], str]) -> str:
+    """A line for every ten percent, and where the training begins and ends."""
+    lines = []
+    for error in range(0, round(top) + 1, 10):
+        (left, y), (right, _) = at(0, error).split(","), at(last, error).split(",")
+        lines.append(f'<path d="M{left} {y}H{right}" stroke="{"#ddd" if error else "#666"}"/>')
+        lines.append(f'<text x="{LEFT - 6}" y="{y}" dy="4" text-anchor="end">{error} %</text>')
+    lines.append(f'<text x="{LEFT}" y="{HEIGHT - 20}">epoch 0</text>')
+    lines.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 20}" text-anchor="end">{last}</text>')
+    return "\n".join(lines)
 
 
 def _document(title: str, description: str, drawn: Sequence[str]) -> str:
@@ -109,5 +112,5 @@ def _document(title: str, description: str, drawn: Sequence[str]) -> str:
     )
     words = f'<title id="title">{escape(title)}</title><desc id="desc">{escape(description)}</desc>'
     ground = f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>'
-    heading = f'<text x="{LEFT}" y="20" font-size="14">{escape(title)}</text>'
+    heading = f'<text x="{LEFT}" y="20" font-size="13">{escape(title)}</text>'
     return "\n".join([head, words, ground, heading, *drawn, "</svg>"]) + "\n"

@@ -8,6 +8,7 @@ from rich.console import Console
 from codistill.engine.files import to_json, write_atomically
 from codistill.studies import curves
 from codistill.studies.report import Report, Results
+from codistill.studies.study import slug
 from codistill.studies.tables import Table
 
 
@@ -16,13 +17,15 @@ def write(made: Report, results: Results, folder: Path) -> list[Path]:
     study = made.study
     contents = {
         "md": made.to_markdown(),
-        "csv": made.to_csv(),
+        "csv": made.errors.to_csv(),
+        "differences.csv": made.differences.to_csv(),
         "tex": made.to_latex(),
         "json": to_json(made.to_json(), indent=2) + "\n",
         "curves.csv": curves.to_csv(study, results),
     }
-    if len(study.groups) == 1 and any(results.values()):
-        contents["curves.svg"] = curves.to_svg(study, results)
+    for group in study.groups:
+        if drawn := curves.to_svg(study, group, results):
+            contents["curves.svg" if len(study.groups) == 1 else f"{slug(group)}.curves.svg"] = drawn
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{study.name}.{suffix}" for suffix in contents]
     for path, content in zip(paths, contents.values(), strict=True):

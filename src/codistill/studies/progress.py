@@ -19,8 +19,8 @@ Kind = tuple[object, ...]
 class Display:
     """Shows all ``runs`` and tells how long the rest will take, as far as what is done can tell."""
 
-    def __init__(self, runs: Sequence[Run], jobs: int, console: Console) -> None:
-        self.runs, self.jobs, self.console = runs, jobs, console
+    def __init__(self, runs: Sequence[Run], console: Console) -> None:
+        self.runs, self.console = runs, console
         self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -51,9 +51,9 @@ class Display:
             self.say(f"{'continued' if run.begun else 'started'}: {run.title}")
 
     def ended(self, run: Run, how: str) -> None:
-        self.bar.remove_task(self._tasks.pop(run.folder))
         finished = sum(run.finished for run in self.runs)
         self.say(f"{how}: {run.title} ({finished} of {len(self.runs)} runs; {self._left()})")
+        self.bar.remove_task(self._tasks.pop(run.folder))
 
     def update(self, running: Sequence[Run]) -> None:
         if not self.console.is_terminal:
@@ -69,7 +69,7 @@ class Display:
         self.bar.update(self._overall, completed=finished + shares, note=note)
 
     def _left(self) -> str:
-        seconds = remaining_s(self.runs, self.jobs)
+        seconds = remaining_s(self.runs, len(self._tasks))
         return "time left not known yet" if seconds is None else f"about {timedelta(seconds=round(seconds))} left"
 
 

@@ -97,7 +97,7 @@ def tables_from(results_folder: Path) -> list[Path]:
 def _most_complete(study: Study, published: Iterable[Result]) -> Results | None:
     """The runs of one setting that fill the most rows of the study, at least two; settings are never mixed."""
     by_setting: dict[Setting, dict[str, dict[int, Result]]] = {}
-    for result in published:
+    for result in (result for result in published if result.recipe.seed >= study.first_seed):
         for row in study.rows:
             if (setting := _setting(row, result)) is not None:
                 by_setting.setdefault(setting, {}).setdefault(row.key, {})[result.recipe.seed] = result

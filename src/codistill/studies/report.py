@@ -42,9 +42,6 @@ class Report:
     def to_latex(self) -> str:
         return f"{self.errors.to_latex()}\n{self.differences.to_latex()}"
 
-    def to_csv(self) -> str:
-        return self.errors.to_csv()
-
     def to_json(self) -> dict[str, Any]:
         tables = {"errors": self.errors.to_json(), "differences": self.differences.to_json()}
         return {"study": self.study.name, **tables, "runs": list(self.runs)}
@@ -198,7 +195,8 @@ def _missing(study: Study, found: Results, seeds: Sequence[int]) -> Iterator[str
     lacking = [(row, [seed for seed in seeds if seed not in found[row.key]]) for row in study.rows]
     missing = [f"{_of(row, study)} (seed {_listed(gone)})" for row, gone in lacking if gone]
     if missing:
-        yield f"Missing runs: {'; '.join(missing)}. `codistill study {study.name} --seeds {max(seeds)}` makes them."
+        count = max(seeds) - study.first_seed + 1
+        yield f"Missing runs: {'; '.join(missing)}. `codistill study {study.name} --seeds {count}` makes them."
 
 
 def _deviation_notes(study: Study, found: Results) -> Iterator[str]:

@@ -14,6 +14,7 @@ from typing import Any, Self
 from codistill.engine.files import write_atomically
 from codistill.engine.folder import RunFolder
 from codistill.recipes import files
+from codistill.studies.crowd import Crowd
 from codistill.studies.progress import Display
 from codistill.studies.runs import Run
 
@@ -62,9 +63,10 @@ class _Child:
 
 
 def run_all(
-    runs: Sequence[Run], out: Path, *, jobs: int, display: Display, command: Command = train_command
+    runs: Sequence[Run], out: Path, *, crowd: Crowd, display: Display, command: Command = train_command
 ) -> Outcome:
-    """Bring every run to its end, ``jobs`` at a time; what is finished is left alone, what was begun is continued.
+    """Bring every run to its end, as many at a time as the crowd allows; what is finished is left alone, what was begun
+    is continued.
 
     A failed run does not stop the others. Ctrl-C (or SIGTERM) asks the children to save and stop.
     """
@@ -77,13 +79,14 @@ def run_all(
                 _stop(children, display, at_once=outcome.interrupted)
                 outcome.interrupted = True
             _drop_blocked(waiting, outcome)
-            while not outcome.interrupted and len(children) < jobs and (run := _next_ready(waiting)):
+            while not outcome.interrupted and len(children) < crowd.size and (run := _next_ready(waiting)):
                 children.append(_start(run, out, command))
                 waiting.remove(run)
                 display.started(run)
             for child in [child for child in children if child.process.poll() is not None]:
                 children.remove(child)
                 _conclude(child, outcome, display)
+            crowd.observe([child.run for child in children])
             display.update([child.run for child in children])
             time.sleep(POLL_S)
     return outcome

@@ -8,6 +8,7 @@ from pathlib import Path, PurePath
 
 from codistill.engine.folder import RunFolder
 from codistill.recipes import Recipe, difference, files
+from codistill.studies.results import read_result
 from codistill.studies.study import Row, Study, slug
 
 
@@ -103,12 +104,13 @@ def _digest(recipe: Recipe) -> str:
 
 
 def _check(run: Run) -> None:
-    """A folder's name follows from its recipe; one whose recipe was edited meanwhile is refused, not continued."""
-    if not run.begun:
-        return
-    there = files.load(RunFolder(run.folder).recipe)
-    if run_name(there) != run.name:
-        lines = "\n  ".join(difference(there, run.recipe))
-        raise ValueError(
-            f"{run.folder} holds a run of another recipe:\n  {lines}\nMove that folder away, or choose another --out"
-        )
+    """A folder's name follows from its recipe; one that holds another by now is refused, not continued or believed."""
+    there = [files.load(RunFolder(run.folder).recipe)] if run.begun else []
+    there += [read_result(run.result_file).recipe] if run.finished else []
+    for recipe in there:
+        if run_name(recipe) != run.name:
+            lines = "\n  ".join(difference(recipe, run.recipe))
+            raise ValueError(
+                f"{run.folder} holds a run of another recipe:\n  {lines}\n"
+                "Move that folder away, or choose another --out"
+            )

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from codistill.networks.names import parse
 from codistill.recipes import Recipe, apply, difference
 from codistill.studies.statistics import Summary
 from codistill.wording import unknown
@@ -33,11 +34,18 @@ class Row:
         return f"{slug(self.group)}/{slug(self.label)}"
 
     def resolved(self, overrides: Sequence[str] = ()) -> Recipe:
-        recipe = apply(self.recipe, overrides)
+        recipe = apply(self.recipe, [change for override in overrides for change in self._changes(override)])
         if self.longer == 1:
             return recipe
         epochs = round(self.longer * recipe.length.epochs)
         return recipe.replace(length={**recipe.length.model_dump(), "epochs": epochs})
+
+    def _changes(self, override: str) -> list[str]:
+        """``wrn-28-10=wrn-16-4`` replaces that network wherever a row has it, as in ``networks.a=wrn-16-4``."""
+        key, equals, other = override.partition("=")
+        if not (equals and is_network(key.strip())):
+            return [override]
+        return [f"networks.{name}={other}" for name, network in self.recipe.networks.items() if network == key.strip()]
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,8 @@ class Study:
     contrasts: tuple[tuple[str, str], ...]
     """Labels whose errors are subtracted, the first minus the second, in every group that has both."""
     seeds: int = 5
+    first_seed: int = 1
+    """Where a setting was chosen by results, its study begins with a seed that had no say in it."""
     metrics: tuple[str, ...] = ("top1_error",)
     notes: tuple[str, ...] = ()
     shows_cost: bool = False
@@ -64,6 +74,13 @@ class Study:
     @property
     def groups(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(row.group for row in self.rows))
+
+    def seed_range(self, count: int | None = None) -> range:
+        """``count`` seeds, the study's own number of them if None, from its first on."""
+        wanted = self.seeds if count is None else count
+        if wanted < 1:
+            raise ValueError(f"--seeds {wanted}: a study needs at least one seed; two or more give a spread")
+        return range(self.first_seed, self.first_seed + wanted)
 
     def only(self, methods: Iterable[str] | None = None, rows: Iterable[str] | None = None) -> "Study":
         """The study with some of its rows: those of the methods named, and of the groups or keys named."""
@@ -91,12 +108,21 @@ class Study:
         """Refuse changes to what the study itself sets: its table would not say what it seems to say."""
         for typed in (override.partition("=")[0].strip() for override in overrides):
             if typed == "seed":
-                raise ValueError(f"seed: study {self.name} gives its runs the seeds 1 … N; choose N with --seeds N")
+                raise ValueError(
+                    f"seed: study {self.name} gives its runs the seeds {self.first_seed}, {self.first_seed + 1}, …; "
+                    "choose how many with --seeds N"
+                )
+            if is_network(typed) and typed not in self.networks:
+                raise unknown(f"network of study {self.name}", typed, self.networks)
             for key in self._set_by_rows():
                 if typed == key or typed.startswith(f"{key}.") or key.startswith(f"{typed}."):
                     raise ValueError(
                         f"{typed}: the rows of study {self.name} set {key} themselves; {self._advice(key)}"
                     )
+
+    @property
+    def networks(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(network for row in self.rows for network in row.recipe.networks.values()))
 
     def _set_by_rows(self) -> list[str]:
         first, *others = (row.recipe for row in self.rows)
@@ -107,12 +133,24 @@ class Study:
         example = self.rows[-1]
         if key == "method":
             return f"choose among them, as in --methods {example.recipe.method}, or use codistill train for one run"
-        return f"choose among them, as in --rows {example.key}, or use codistill train for one run"
+        choose = f"choose among them, as in --rows {example.key}, or use codistill train for one run"
+        if key.startswith("networks"):
+            return f"replace one in every row, as in {self.networks[0]}=wrn-16-2, or {choose}"
+        return choose
 
 
 def slug(text: str) -> str:
     """As typed and as a file is named: ``WRN-28-10(+) & same`` is ``wrn-28-10-plus-same``."""
     return re.sub("[^a-z0-9.]+", "-", text.lower().replace("+", " plus ")).strip("-")
+
+
+def is_network(text: str) -> bool:
+    """Whether this is the name of a network that can be built, as in ``wrn-28-10``."""
+    try:
+        parse(text)
+    except ValueError:
+        return False
+    return True
 
 
 def key_of(difference_line: str) -> str:

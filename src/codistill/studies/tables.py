@@ -86,7 +86,7 @@ def shown(cell: Cell) -> str:
         case None:
             return ""
         case float():
-            return f"{cell:.2f}" if abs(cell) >= 0.1 else f"{cell:.2g}"
+            return f"{cell:.2g}" if 0 < abs(cell) < 0.095 else f"{cell:.2f}"
         case _:
             return str(cell)
 

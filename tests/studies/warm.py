@@ -1,0 +1,72 @@
+"""Trainings that share one import of torch: a server forks a child for each, which does what `codistill train` does.
+
+Importing takes longer than a toy's training. The study starts a process as ever; that process hands its arguments and
+its output over, and ends as the training ended.
+"""
+
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from codistill.studies.runner import Command, train_command
+
+# argv: the socket.
+SERVER = """
+import json, os, signal, socket, sys
+import codistill.cli.train, codistill.engine.trainer
+import torch._dynamo  # what torch's optimizers import when they are first used
+from codistill.cli import main
+
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+print("ready", flush=True)
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
+while True:
+    connection, _ = listener.accept()
+    if os.fork() == 0:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        message, (output,), _, _ = socket.recv_fds(connection, 2**16, 1)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        sys.argv = json.loads(message)
+        code = 1
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code
+        finally:
+            sys.stdout.flush()
+            connection.sendall(str(code or 0).encode())
+            os._exit(0)
+    connection.close()
+"""
+
+# argv: the socket, then what the training is given.
+CLIENT = """
+import json, socket, sys
+connection = socket.socket(socket.AF_UNIX)
+connection.connect(sys.argv[1])
+socket.send_fds(connection, [json.dumps(sys.argv[1:]).encode()], [1])
+sys.exit(int(connection.recv(16) or 1))
+"""
+
+
+@contextmanager
+def warm_trainings(folder: Path) -> Iterator[Command]:
+    """A command for studies, as long as the server lives."""
+    address = str(folder / "socket")
+    with subprocess.Popen([sys.executable, "-c", SERVER, address], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == "ready\n"
+
+        def command(recipe_file: Path, run: Path) -> Sequence[str]:
+            python, _, _, *arguments = train_command(recipe_file, run)
+            return [python, "-S", "-E", "-c", CLIENT, address, *arguments]
+
+        try:
+            yield command
+        finally:
+            server.terminate()
