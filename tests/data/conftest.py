@@ -13,6 +13,13 @@ from codistill.data.cifar import CIFARS
 
 
 @pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where it is remembered what images were like, instead of in the user's own cache."""
+    monkeypatch.setenv("CODISTILL_DATA", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "surveys"
+
+
+@pytest.fixture
 def make_cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], FakeCifar]:
     """``make_cifar("cifar100", "python")``: 50 + 20 images, with the official counts turned down to these."""
 

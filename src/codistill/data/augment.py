@@ -13,13 +13,15 @@ from codistill.data.randaugment import randaugment
 
 
 def augment(pixels_BCHW: Tensor, draws: Draws, settings: AugmentSettings, mean_C: Tensor, std_C: Tensor) -> Tensor:
-    """Pad, crop, flip and RandAugment the raw pixels, normalise them, then mix them: float images.
+    """Pad, crop (or resize a region), flip and RandAugment raw pixels, normalise them, then mix them: float images.
 
     Padding comes before normalising, so that zero means black, as where PIL images are padded. ``mean_C`` and ``std_C``
     are tensors on the pixels' device: numbers would have to be copied there at every step.
     """
     pixels = pixels_BCHW
-    if draws.crops is not None or draws.flips is not None:
+    if draws.regions is not None:
+        pixels = resize_regions(pixels, draws.regions, draws.flips, settings)
+    elif draws.crops is not None or draws.flips is not None:
         pixels = crop_and_flip(pixels, draws.crops, draws.flips, settings)
     if draws.operations is not None and draws.strengths is not None:
         pixels = randaugment(pixels, draws.operations, draws.strengths)
@@ -66,6 +68,36 @@ def crop_and_flip(
     # Where reflecting moved a coordinate, it pointed into the padding.
     is_image_BHW = (row_sources == rows_BH)[:, :, None] & (column_sources == columns_BW)[:, None, :]
     return cropped * is_image_BHW[:, None]
+
+
+def resize_regions(
+    pixels_BCHW: Tensor, regions_B4: Tensor, flips_B: Tensor | None, settings: AugmentSettings
+) -> Tensor:
+    """Every image's own region at the crop's size, as Pillow resizes it: bilinear, averaging where it shrinks.
+
+    A row of the result is a weighted sum of rows, and so with columns: two products, and no shape that is drawn.
+    """
+    height, width = pixels_BCHW.shape[2:]
+    rows, columns = settings.cropped((height, width))
+    top_B, left_B, high_B, wide_B = regions_B4.unbind(1)
+    from_rows_BRH = _resampling(top_B, high_B, height, rows)
+    from_columns_BSW = _resampling(left_B, wide_B, width, columns)
+    if flips_B is not None:
+        from_columns_BSW = torch.where(flips_B[:, None, None], from_columns_BSW.flip(1), from_columns_BSW)
+    resized = torch.einsum("brh,bchw,bsw->bcrs", from_rows_BRH, pixels_BCHW.float(), from_columns_BSW)
+    return resized.round().to(torch.uint8) if pixels_BCHW.dtype == torch.uint8 else resized
+
+
+def _resampling(start_B: Tensor, length_B: Tensor, size: int, wanted: int) -> Tensor:
+    """[B, wanted, size]: how much of each of ``size`` pixels every wanted one is made of; each row adds up to 1."""
+    centres_S = torch.arange(size, device=start_B.device) + 0.5
+    scale_B = length_B / wanted
+    wanted_BW = (torch.arange(wanted, device=start_B.device) + 0.5) * scale_B[:, None] + start_B[:, None]
+    reach_B = scale_B.clamp_min(1)
+    weights_BWS = (1 - (centres_S - wanted_BW[:, :, None]).abs() / reach_B[:, None, None]).clamp_min(0)
+    is_inside_BS = (centres_S > start_B[:, None]) & (centres_S < (start_B + length_B)[:, None])
+    weights_BWS = weights_BWS * is_inside_BS[:, None, :]
+    return weights_BWS / weights_BWS.sum(2, keepdim=True)
 
 
 def mix(images_BCHW: Tensor, draws: Draws) -> Tensor:

@@ -4,6 +4,7 @@ An epoch's plan depends on no earlier one and on no device, so a resumed run, a 
 Crops, flips and RandAugment belong to a place in the epoch's order, however the order is cut into batches.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from codistill.wording import unknown
 
 OPERATIONS_PER_IMAGE = 2
 STRONGEST = 30
+WIDEST = 4 / 3  # the longer side of a random region over the shorter
+TRIES = 10
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class AugmentSettings:
     cutmix: float = 0.0
     randaugment: int = 0  # magnitude, 0 to 30
     crop: int | None = None  # side of the square that is cut out; None: as large as the image
+    random_resized_crop: float = 0.0  # smallest share of the image that a random region may be; it is resized to crop
 
     def __post_init__(self) -> None:
         if self.padding not in ("zero", "reflect"):
@@ -42,6 +46,10 @@ class AugmentSettings:
             raise ValueError(f"crop={self.crop} must be at least 1, or None for the image's own size")
         if not 0 <= self.randaugment <= STRONGEST:
             raise ValueError(f"randaugment={self.randaugment} must be from 0 (off) to {STRONGEST}")
+        if not 0 <= self.random_resized_crop <= 1:
+            raise ValueError(f"random_resized_crop={self.random_resized_crop} must be 0 (off) or a share of the image")
+        if self.random_resized_crop and self.pad:
+            raise ValueError(f"random_resized_crop cuts regions out of the image itself: set pad={self.pad} to 0")
         if self.mixup and self.cutmix:
             raise ValueError("mixup and cutmix are both on; set one of them to 0")
 
@@ -54,13 +62,15 @@ class Draws(NamedTuple):
     """The draws for one batch of B images; None where the settings do not ask for any."""
 
     indices: Tensor  # [B] int64: which images
-    crops: Tensor | None  # [B, 2] int64: top and left of the crop in the padded image
-    flips: Tensor | None  # [B] bool
-    operations: Tensor | None  # [B, 2] int64: indices into randaugment.OPERATIONS, applied in this order
-    strengths: Tensor | None  # [B, 2] float32 from -1 to 1: their magnitudes with their signs
-    partners: Tensor | None  # [B] int64: which image of the batch each is mixed with
-    own_share: Tensor | None  # [] float32: how much of itself an image keeps, and its label with it
-    boxes: Tensor | None  # [4] int64, CutMix only: top, bottom, left, right of what the partner fills
+    crops: Tensor | None = None  # [B, 2] int64: top and left of the crop in the padded image
+    regions: Tensor | None = None  # [B, 4] int64: top, left, height, width of what is resized to the crop
+    flips: Tensor | None = None  # [B] bool
+    operations: Tensor | None = None  # [B, 2] int64: indices into randaugment.OPERATIONS, applied in this order
+    strengths: Tensor | None = None  # [B, 2] float32 from -1 to 1: their magnitudes with their signs
+    partners: Tensor | None = None  # [B] int64: which image of the batch each is mixed with
+    own_share: Tensor | None = None  # [] float32: how much of itself an image keeps, and its label with it
+    boxes: Tensor | None = None  # [4] int64, CutMix only: top, bottom, left, right of what the partner fills
+    pixels: Tensor | None = None  # [B, C, H, W] uint8: the images themselves, where they are streamed
 
     def clone(self) -> "Draws":
         return self.each(Tensor.clone, Tensor.clone)
@@ -88,15 +98,19 @@ class EpochPlan:
 
     draws: Draws
     batch_size: int
+    images: Tensor  # [N] int64: the epoch's order once more, on the CPU, for whoever fetches images ahead
 
     def __len__(self) -> int:
         """The number of steps; the last batch may be short, and no image is left out."""
-        return math.ceil(len(self.draws.indices) / self.batch_size)
+        return math.ceil(len(self.images) / self.batch_size)
 
     def to(self, device: torch.device | str) -> "EpochPlan":
-        return EpochPlan(
-            self.draws.each(lambda drawn: drawn.to(device), lambda drawn: drawn.to(device)), self.batch_size
-        )
+        moved = self.draws.each(lambda drawn: drawn.to(device), lambda drawn: drawn.to(device))
+        return dataclasses.replace(self, draws=moved)
+
+    def order(self, step: int) -> Tensor:
+        """Which images a step sees, known without a look at the device."""
+        return self.images[step * self.batch_size : (step + 1) * self.batch_size]
 
     def step(self, step: int) -> Draws:
         """The draws of one step, as views: nothing is copied and no device is waited for."""
@@ -114,9 +128,11 @@ def plan_epoch(
         raise ValueError(f"{num_images} images in batches of {batch_size}: both must be at least 1")
     address = Address(seed, epoch)
     order = torch.randperm(num_images, generator=address.generator("order"))
-    draws = Draws(order, None, None, None, None, None, None, None)
+    draws = Draws(order)
     cropped_size = settings.cropped(image_size)
-    if settings.pad or settings.crop:
+    if settings.random_resized_crop:
+        draws = draws._replace(regions=_regions(num_images, image_size, settings.random_resized_crop, address))
+    elif settings.pad or settings.crop:
         draws = draws._replace(crops=_crops(num_images, image_size, cropped_size, settings.pad, address))
     if settings.flip:
         draws = draws._replace(flips=torch.rand(num_images, generator=address.generator("flip")) < 0.5)
@@ -124,7 +140,7 @@ def plan_epoch(
         draws = draws._replace(**_operations(num_images, settings.randaugment / STRONGEST, address))
     if settings.mixup or settings.cutmix:
         draws = draws._replace(**_mixing(num_images, batch_size, settings, cropped_size, address))
-    return EpochPlan(draws, batch_size)
+    return EpochPlan(draws, batch_size, order)
 
 
 class Address(NamedTuple):
@@ -148,6 +164,32 @@ def _crops(
     if places_2.min() < 1:
         raise ValueError(f"crop={cropped_size[0]} is larger than images of {image_size} padded by {pad}; lower it")
     return (torch.rand(num_images, 2, generator=address.generator("crop")) * places_2).long()
+
+
+def _regions(num_images: int, image_size: tuple[int, int], smallest: float, address: Address) -> Tensor:
+    """torchvision's RandomResizedCrop: a share of the area and a ratio of the sides, drawn until the region fits."""
+    size_2 = torch.tensor(image_size)
+    whole_2 = _limited_ratio(size_2)
+    sides_N2, is_drawn_N = whole_2.repeat(num_images, 1), torch.zeros(num_images, dtype=torch.bool)
+    generator = address.generator("region")
+    for _ in range(TRIES):
+        shares_N = smallest + (1 - smallest) * torch.rand(num_images, generator=generator)
+        ratios_N = torch.exp(math.log(WIDEST) * (2 * torch.rand(num_images, generator=generator) - 1))
+        area_N = shares_N * size_2.prod()
+        tried_N2 = torch.stack([(area_N / ratios_N).sqrt(), (area_N * ratios_N).sqrt()], dim=1).round().long()
+        fits_N = ~is_drawn_N & (tried_N2 >= 1).all(1) & (tried_N2 <= size_2).all(1)
+        sides_N2[fits_N] = tried_N2[fits_N]
+        is_drawn_N |= fits_N
+    places_N2 = (
+        torch.rand(num_images, 2, generator=address.generator("region place")) * (size_2 - sides_N2 + 1)
+    ).long()
+    corners_N2 = torch.where(is_drawn_N[:, None], places_N2, (size_2 - whole_2) // 2)
+    return torch.cat([corners_N2, sides_N2], dim=1)
+
+
+def _limited_ratio(size_2: Tensor) -> Tensor:
+    """Height and width of the largest region whose sides are not further apart than ``WIDEST``."""
+    return torch.minimum(size_2, (size_2.flip(0) * WIDEST).round().long())
 
 
 def _operations(num_images: int, strength: float, address: Address) -> dict[str, Tensor]:

@@ -1,74 +1,148 @@
-"""Folders of images: ``train/<class>/*.png|jpg|jpeg`` and the same under ``test`` and, if there, ``val``.
+"""Folders and tar shards of images as data to train on: in memory where they fit, otherwise streamed.
 
-``val`` beside ``test`` is the validation set; ``val`` alone is the test set, as in ImageNet's usual layout.
+Both give the same training, to the bit: the same images are left out, and the same pixels go in.
 """
 
 import os
-import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
 import torch
-from PIL import Image
 
-from codistill.data.images import ImageData, Images, channel_statistics
+from codistill.data import layout
+from codistill.data.decoders import Decoders
+from codistill.data.decoding import SUFFIXES as SUFFIXES
+from codistill.data.decoding import Resize
+from codistill.data.decoding import decode as decode
+from codistill.data.images import ImageData, Images, ImageSet, channel_statistics
+from codistill.data.listing import Contents, Listing
+from codistill.data.photos import OnDisk, Photos
+from codistill.data.survey import survey
 
-SETS = {"train", "test", "val"}
-SUFFIXES = {".png", ".jpg", ".jpeg"}
-
-
-@dataclass(frozen=True)
-class Photo:
-    path: Path
-    label: int
-
-
-@dataclass(frozen=True)
-class Found:
-    """What one of the sets holds: the images, and files that are none by their name."""
-
-    photos: list[Photo]
-    ignored: list[Path]
+RESIDENT_BYTES = 4 * 2**30  # the same on every machine, so that a run may continue on another
+FEW_BYTES = 2**24  # of image files: decoded here, before other processes would have started
+RING = 64
 
 
 @dataclass(frozen=True)
-class Decoder:
-    """Turns files into square RGB images, and remembers which ones it could not read."""
+class How:
+    """How a folder's images are read; ``resident`` and ``workers`` change nothing but memory and speed."""
 
-    root: Path
     image_size: int
-    bad_images: Literal["stop", "skip"]
-    skipped: list[dict[str, str]]
+    resize: Resize = "stretch"
+    bad_images: Literal["stop", "skip"] = "stop"
+    resident: bool | None = None
+    """None: in memory if their pixels take at most 4 GiB."""
+    workers: int | None = None
+    """None: one for every core; 0: this process decodes."""
+    timeout_s: float = 120.0
 
-    def decode_all(self, photos: list[Photo]) -> Images:
-        size = self.image_size
-        _require_memory(len(photos) * 3 * size**2, self.root)
-        pixels = torch.empty(len(photos), 3, size, size, dtype=torch.uint8)
-        labels: list[int] = []
-        for photo in photos:
-            decoded = self._decode_or_skip(photo.path)
-            if decoded is not None:
-                pixels[len(labels)] = torch.from_numpy(decoded).permute(2, 0, 1)
-                labels.append(photo.label)
-        if not labels:
-            raise ValueError(f"{photos[0].path.parent.parent}: no image can be read")
-        # Cut a shortened set out for good: a view would keep the whole allocation alive.
-        kept = pixels if len(labels) == len(photos) else pixels[: len(labels)].clone()
-        return Images(kept, torch.tensor(labels))
+    def keeps(self, contents: Contents) -> bool:
+        needed = contents.images * 3 * self.image_size**2
+        return self.resident if self.resident is not None else needed <= RESIDENT_BYTES
 
-    def _decode_or_skip(self, path: Path) -> np.ndarray[Any, Any] | None:
-        try:
-            return decode(path, self.image_size)
-        # Damaged images raise nearly anything: OSError, SyntaxError, struct.error, DecompressionBombError, …
-        except Exception as error:
-            if self.bad_images == "stop":
-                raise ValueError(
-                    f"{path}: unreadable image: {error}; repair or remove it, or skip such images with bad_images=skip"
-                ) from error
-            self.skipped.append({"file": path.relative_to(self.root).as_posix(), "why": str(error)})
-            return None
+    def decoders(self, contents: Contents) -> Decoders:
+        workers = self.workers
+        if workers is None:
+            workers = cores() if contents.file_bytes > FEW_BYTES else 0
+        return Decoders(workers, self.image_size, self.resize, self.timeout_s)
+
+
+def cores() -> int:
+    """Those that this process may use, which in a container are fewer than the machine's."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def read(folder: Path, how: How) -> ImageData:
+    contents = layout.contents(folder)
+    decoders = how.decoders(contents)
+    if how.keeps(contents):
+        return _resident(folder, contents, decoders, how)
+    return _streamed(folder, contents, decoders, how)
+
+
+def _resident(folder: Path, contents: Contents, decoders: Decoders, how: How) -> ImageData:
+    _require_memory(contents.images * 3 * how.image_size**2, folder)
+    skipped: list[dict[str, str]] = []
+    sets = {split: _decode_all(listing, decoders, how, skipped) for split, listing in contents.sets.items()}
+    decoders.close()
+    return _data(folder, contents, sets, skipped, channel_statistics(sets["train"].pixels))
+
+
+def _streamed(folder: Path, contents: Contents, decoders: Decoders, how: How) -> ImageData:
+    skipped: list[dict[str, str]] = []
+    sets: dict[str, ImageSet] = {}
+    surveys = {split: survey(listing, decoders) for split, listing in contents.sets.items()}
+    for split, listing in contents.sets.items():
+        unreadable = surveys[split].unreadable
+        for index, why in unreadable.items():
+            _skip(listing, index, why, how, skipped)
+        members = torch.tensor([index for index in range(len(listing)) if index not in unreadable], dtype=torch.int64)
+        _require_some(listing, len(members))
+        pixels = OnDisk(listing, decoders, members, surveys[split].sha256[members])
+        sets[split] = Photos(pixels, torch.from_numpy(listing.labels)[members])
+    return _data(folder, contents, sets, skipped, surveys["train"].statistics(how.image_size))
+
+
+def _data(
+    folder: Path,
+    contents: Contents,
+    sets: Mapping[str, ImageSet],
+    skipped: list[dict[str, str]],
+    statistics: tuple[tuple[float, ...], tuple[float, ...]],
+) -> ImageData:
+    readable = sets["train"].labels.bincount(minlength=len(contents.class_names))
+    for name, count in zip(contents.class_names, readable.tolist(), strict=True):
+        if not count:
+            raise ValueError(f"{folder / 'train' / name}: none of this class's training images can be read")
+    mean, std = statistics
+    return ImageData(
+        name="folder",
+        train=sets["train"],
+        test=sets["test"],
+        validation=sets.get("validation"),
+        class_names=contents.class_names,
+        mean=mean,
+        std=std,
+        report={
+            "source": {split: listing.split for split, listing in contents.sets.items()},
+            "skipped": skipped,
+            "ignored": contents.ignored,
+        },
+    )
+
+
+def _decode_all(listing: Listing, decoders: Decoders, how: How, skipped: list[dict[str, str]]) -> Images:
+    pixels = torch.empty(len(listing), *decoders.shape, dtype=torch.uint8)
+    labels: list[int] = []
+    ring = decoders.slots(RING)
+    requests = (listing.request(index, index % RING) for index in range(len(listing)))
+    for index, answer in enumerate(decoders.answers(requests, RING - 1)):
+        if answer.error:
+            _skip(listing, index, answer.error, how, skipped)
+        else:
+            pixels[len(labels)] = ring[index % RING]
+            labels.append(int(listing.labels[index]))
+    _require_some(listing, len(labels))
+    # Cut a shortened set out for good: a view would keep the whole allocation alive.
+    kept = pixels if len(labels) == len(listing) else pixels[: len(labels)].clone()
+    return Images(kept, torch.tensor(labels))
+
+
+def _skip(listing: Listing, index: int, why: str, how: How, skipped: list[dict[str, str]]) -> None:
+    if how.bad_images == "stop":
+        raise ValueError(
+            f"{listing.root / listing.names[index]}: unreadable image: {why}; "
+            "repair or remove it, or skip such images with bad_images=skip"
+        )
+    skipped.append({"file": listing.names[index], "why": why})
+
+
+def _require_some(listing: Listing, readable: int) -> None:
+    if not readable:
+        raise ValueError(f"{listing.root / listing.split}: no image can be read")
 
 
 def _require_memory(needed_bytes: int, root: Path) -> None:
@@ -77,97 +151,5 @@ def _require_memory(needed_bytes: int, root: Path) -> None:
     if needed_bytes > free:
         raise ValueError(
             f"{root}: its images need {needed_bytes / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB are free; "
-            "use a smaller image_size or fewer images"
+            "stream them with data.resident=false, or use a smaller image_size or fewer images"
         )
-
-
-def read(folder: Path, image_size: int, bad_images: Literal["stop", "skip"]) -> ImageData:
-    """Every image below ``folder``, decoded once into memory at ``image_size`` × ``image_size``."""
-    sets = _find_sets(folder)
-    class_names = _class_names(folder, sets["train"])
-    found = {split: _find_photos(folder, root, class_names) for split, root in sets.items()}
-    decoder = Decoder(folder, image_size, bad_images, skipped=[])
-    images = {split: decoder.decode_all(files.photos) for split, files in found.items()}
-    for label, name in enumerate(class_names):
-        if not (images["train"].labels == label).any():
-            raise ValueError(f"{sets['train'] / name}: none of this class's training images can be read")
-    mean, std = channel_statistics(images["train"].pixels)
-    return ImageData(
-        name="folder",
-        train=images["train"],
-        test=images["test"],
-        validation=images.get("validation"),
-        class_names=class_names,
-        mean=mean,
-        std=std,
-        report={
-            "source": {split: root.name for split, root in sets.items()},
-            "skipped": decoder.skipped,
-            "ignored": [path.relative_to(folder).as_posix() for files in found.values() for path in files.ignored],
-        },
-    )
-
-
-def decode(path: Path, image_size: int) -> np.ndarray[Any, Any]:
-    """One PNG or JPEG file as uint8 [H, W, 3]. No other format is tried, whatever the file is called."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about metadata; what cannot be decoded raises
-        warnings.simplefilter("error", Image.DecompressionBombWarning)
-        with Image.open(path, formats=("PNG", "JPEG")) as image:
-            if image.mode.startswith(("I", "F")):
-                raise ValueError(f"mode {image.mode}: more than 8 bits a channel")
-            resized = image.convert("RGB").resize((image_size, image_size), Image.Resampling.BILINEAR)
-            return np.array(resized)
-
-
-def _find_sets(folder: Path) -> dict[str, Path]:
-    if not folder.is_dir():
-        raise ValueError(f"{folder}: no such folder; it must hold train/<class>/*.png and test/<class>/*.png")
-    sets = {path.name: path for path in _visible(folder, folder) if path.name in SETS and path.is_dir()}
-    if "train" not in sets or not ("test" in sets or "val" in sets):
-        raise ValueError(f"{folder}: needs the folders train and test (or val); it has {', '.join(sets) or 'neither'}")
-    if "test" in sets and "val" in sets:
-        return {"train": sets["train"], "test": sets["test"], "validation": sets["val"]}
-    return {"train": sets["train"], "test": sets.get("test") or sets["val"]}
-
-
-def _class_names(folder: Path, train: Path) -> tuple[str, ...]:
-    names = tuple(path.name for path in _visible(folder, train) if path.is_dir())
-    if len(names) < 2:
-        raise ValueError(f"{train}: needs a folder for each of at least two classes; it has {list(names)}")
-    return names
-
-
-def _find_photos(folder: Path, split: Path, class_names: tuple[str, ...]) -> Found:
-    found = Found([], [])
-    for class_folder in _visible(folder, split):
-        if not class_folder.is_dir():
-            found.ignored.append(class_folder)
-            continue
-        if class_folder.name not in class_names:
-            raise ValueError(f"{class_folder}: no class of that name in train; it has {', '.join(class_names)}")
-        label = class_names.index(class_folder.name)
-        paths = _visible(folder, class_folder)
-        photos = [Photo(path, label) for path in paths if path.suffix.lower() in SUFFIXES]
-        if not photos:
-            raise ValueError(f"{class_folder}: no images (.png, .jpg, .jpeg)")
-        found.photos.extend(photos)
-        found.ignored.extend(path for path in paths if path.suffix.lower() not in SUFFIXES)
-    if not found.photos:
-        raise ValueError(f"{split}: no images; it needs {split.name}/<class>/*.png, .jpg or .jpeg")
-    for path in found.ignored:
-        if path.is_dir():
-            raise ValueError(f"{path}: a folder inside a class's folder is not read; move its images up")
-    return found
-
-
-def _visible(folder: Path, parent: Path) -> list[Path]:
-    """What a folder holds, sorted by name, hidden files left out; links must stay below the data's own folder."""
-    paths = sorted(path for path in parent.iterdir() if not path.name.startswith("."))
-    root = folder.resolve()
-    for path in paths:
-        if not path.resolve().is_relative_to(root):
-            raise ValueError(f"{path}: a link that leaves {folder}; copy the images there")
-        if path.suffix.lower() in SUFFIXES and not path.is_file():
-            raise ValueError(f"{path}: not a plain file")
-    return paths

@@ -1,13 +1,54 @@
-"""What every source of data hands over: images and labels in memory, once, checked when made."""
+"""What every source of data hands over: sets of images with their labels, checked when made.
 
+``Images`` are in memory; ``photos.Photos`` stay on the disk and are streamed. An ``ImageSet`` is either.
+"""
+
+import dataclasses
 import hashlib
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from codistill.data.batches import Draws, EpochPlan
+
+
+class Pixels(Protocol):
+    """[N, C, H, W]: a tensor, or images on the disk that are decoded where they are cut out."""
+
+    @property
+    def shape(self) -> torch.Size: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    def __getitem__(self, some: int | slice, /) -> Tensor: ...
+
+
+class ImageSet(Protocol):
+    """N images and their labels, wherever the pixels are."""
+
+    @property
+    def pixels(self) -> Pixels: ...
+    @property
+    def labels(self) -> Tensor: ...
+    def __len__(self) -> int: ...
+
+    def to(self, device: torch.device | str) -> Self: ...
+    def take(self, indices: Tensor) -> Self: ...
+    def relabelled(self, labels: Tensor) -> Self: ...
+    def outline(self) -> dict[str, Any]: ...
+
+    def in_batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """All images in their order, as raw pixels and labels on the device."""
+
+    def batches(self, plan: EpochPlan, first_step: int) -> Iterator[Draws]:
+        """An epoch's batches from a step on, each with all that ``gathered`` needs on the device."""
+
+    def gathered(self, batch: Draws) -> Tensor:
+        """The raw pixels of a batch, without a wait for the device."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +77,18 @@ class Images:
     def take(self, indices: Tensor) -> Self:
         return type(self)(self.pixels[indices], self.labels[indices])
 
+    def relabelled(self, labels: Tensor) -> Self:
+        return dataclasses.replace(self, labels=labels)
+
+    def in_batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        return zip(torch.split(self.pixels, size), torch.split(self.labels, size), strict=True)
+
+    def batches(self, plan: EpochPlan, first_step: int) -> Iterator[Draws]:
+        return (plan.step(step) for step in range(first_step, len(plan)))
+
+    def gathered(self, batch: Draws) -> Tensor:
+        return self.pixels[batch.indices]
+
     def shrunk(self, side: int) -> Self:
         """The images at ``side`` × ``side``, by averaging; some at a time, so that no float copy of all exists."""
         parts = [
@@ -61,9 +114,9 @@ class ImageData:
     """
 
     name: str
-    train: Images
-    test: Images
-    validation: Images | None
+    train: ImageSet
+    test: ImageSet
+    validation: ImageSet | None
     class_names: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -85,7 +138,7 @@ class ImageData:
             raise ValueError(f"{self.name}: std must be positive, not {list(self.std)}")
 
     @property
-    def splits(self) -> dict[str, Images]:
+    def splits(self) -> dict[str, ImageSet]:
         """The sets there are, by name: train, test and, where one is held out, validation."""
         there = {"train": self.train, "test": self.test, "validation": self.validation}
         return {split: images for split, images in there.items() if images is not None}
@@ -117,14 +170,28 @@ def sha256(tensor: Tensor) -> str:
 
 
 def channel_statistics(pixels_NCHW: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of every channel in float64, some images at a time so that no float copy exists.
+    """Mean and standard deviation of every channel, some images at a time so that no wide copy of all exists.
 
     A channel that is constant has nothing to scale: its std is given as 1.
     """
-    unit = 255.0 if pixels_NCHW.dtype == torch.uint8 else 1.0
     count = pixels_NCHW.numel() // pixels_NCHW.shape[1]
     parts = torch.split(pixels_NCHW, 256)
+    if pixels_NCHW.dtype == torch.uint8:
+        sums = sum(part.sum((0, 2, 3)) for part in parts)
+        squares = sum(part.long().square().sum((0, 2, 3)) for part in parts)
+        assert isinstance(sums, Tensor)
+        assert isinstance(squares, Tensor)
+        return exact_statistics(count, sums.tolist(), squares.tolist())
     mean_C11 = torch.stack([part.double().sum((0, 2, 3)) for part in parts]).sum(0)[:, None, None] / count
-    squares = torch.stack([(part.double() - mean_C11).square().sum((0, 2, 3)) for part in parts]).sum(0)
-    std_C = torch.where(squares > 0, (squares / count).sqrt() / unit, 1.0)
-    return tuple((mean_C11.flatten() / unit).tolist()), tuple(std_C.tolist())
+    deviations = torch.stack([(part.double() - mean_C11).square().sum((0, 2, 3)) for part in parts]).sum(0)
+    std_C = torch.where(deviations > 0, (deviations / count).sqrt(), 1.0)
+    return tuple(mean_C11.flatten().tolist()), tuple(std_C.tolist())
+
+
+def exact_statistics(
+    count: int, sums: Sequence[int], squares: Sequence[int]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The same on the scale 0 to 1 from whole numbers: alike to the last bit, in whichever parts they were summed."""
+    scaled = 255 * count
+    variances = [(count * square - total**2) / scaled**2 for total, square in zip(sums, squares, strict=True)]
+    return tuple(total / scaled for total in sums), tuple(math.sqrt(value) or 1.0 for value in variances)

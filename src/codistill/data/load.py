@@ -7,14 +7,17 @@ corrupted: so the training set has exactly the size that was asked for, and vali
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
 
 from codistill.data import cifar, embedded
 from codistill.data import folder as image_folder
+from codistill.data.decoders import TIMEOUT_S
+from codistill.data.decoding import Resize
 from codistill.data.fetch import data_folder
-from codistill.data.images import ImageData, Images, channel_statistics, sha256
+from codistill.data.folder import How
+from codistill.data.images import ImageData, Images, ImageSet, channel_statistics, sha256
 from codistill.data.noise import corrupt
 from codistill.data.subsets import balanced, proportional
 from codistill.randomness import derive
@@ -33,13 +36,39 @@ def load(
     train_limit: int | None = None,
     test_limit: int | None = None,
     image_size: int | None = None,
+    resize: str = "stretch",
     bad_images: str = "stop",
+    resident: bool | None = None,
+    workers: int | None = None,
+    timeout_s: float = TIMEOUT_S,
 ) -> ImageData:
     """The data set called ``name``, read and then prepared as ``prepare`` says.
 
     CIFAR is looked for in ``folder``, or else in $CODISTILL_DATA, or else in the user's cache; nothing is downloaded.
+    What comes after ``image_size`` is about folders of images alone: ``folder.How`` explains it.
     """
-    data = _read(name, folder, image_size, bad_images)
+    for what, given, allowed in (
+        ("data set", name, NAMES),
+        ("way to resize", resize, get_args(Resize)),
+        ("policy for bad_images", bad_images, ("stop", "skip")),
+    ):
+        if given not in allowed:
+            raise unknown(what, given, allowed)
+    if name == "folder":
+        if folder is None or image_size is None or image_size < 1:
+            raise ValueError(
+                "data set folder: say which folder and a size (data.folder=DIR data.image_size=32 in a recipe, "
+                "--folder DIR --image-size 32 after `codistill data folder`); "
+                f"got folder={folder} and image_size={image_size}"
+            )
+        how = How(
+            image_size, cast(Resize, resize), cast(Literal["stop", "skip"], bad_images), resident, workers, timeout_s
+        )
+        data = image_folder.read(Path(folder).expanduser(), how)
+    else:
+        if resident is False or resize != "stretch":
+            raise ValueError(f"{name}: its images are in memory as they are; resident=false and resize are for folders")
+        data = _known(name, folder, image_size)
     return prepare(
         data,
         seed=seed,
@@ -66,7 +95,7 @@ def prepare(
     # Every seed is tested on the same images, or seeds would differ by the luck of their test sets.
     test = _limited(data, "test", test_limit, derive(0, "test limit"))
     clean = train.labels
-    train = dataclasses.replace(train, labels=corrupt(clean, wrong_labels, data.num_classes, seed))
+    train = train.relabelled(corrupt(clean, wrong_labels, data.num_classes, seed))
     prepared = dataclasses.replace(data, train=train, test=test)
     done = {
         "seed": seed,
@@ -82,19 +111,7 @@ def prepare(
     return dataclasses.replace(prepared, report={**_outline(prepared), **done})
 
 
-def _read(name: str, folder: str | Path | None, image_size: int | None, bad_images: str) -> ImageData:
-    if name not in NAMES:
-        raise unknown("data set", name, NAMES)
-    if bad_images not in ("stop", "skip"):
-        raise unknown("policy for bad_images", bad_images, ("stop", "skip"))
-    if name == "folder":
-        if folder is None or image_size is None or image_size < 1:
-            raise ValueError(
-                "data set folder: say which folder and a size (data.folder=DIR data.image_size=32 in a recipe, "
-                "--folder DIR --image-size 32 after `codistill data folder`); "
-                f"got folder={folder} and image_size={image_size}"
-            )
-        return image_folder.read(Path(folder).expanduser(), image_size, cast(Literal["stop", "skip"], bad_images))
+def _known(name: str, folder: str | Path | None, image_size: int | None) -> ImageData:
     if name == "fashion" and folder is not None:
         raise ValueError(f"fashion: folder={folder} is of no use, the data are inside the package; leave it out")
     data = embedded.read() if name == "fashion" else cifar.read(name, data_folder(folder))
@@ -106,7 +123,7 @@ def _shrunk(data: ImageData, side: int) -> ImageData:
     if not 1 <= side <= min(data.image_size):
         height, width = data.image_size
         raise ValueError(f"{data.name}: image_size={side} cannot be; its images are {height}×{width} and only shrink")
-    train, test = data.train.shrunk(side), data.test.shrunk(side)
+    train, test = (Images(images.pixels[:], images.labels).shrunk(side) for images in (data.train, data.test))
     mean, std = channel_statistics(train.pixels)
     return dataclasses.replace(data, train=train, test=test, mean=mean, std=std)
 
@@ -125,7 +142,7 @@ def _hold_out(data: ImageData, share: float, seed: int) -> ImageData:
     return dataclasses.replace(data, train=data.train.take(is_kept), validation=data.train.take(held_out))
 
 
-def _limited(data: ImageData, split: str, limit: int | None, seed: int) -> Images:
+def _limited(data: ImageData, split: str, limit: int | None, seed: int) -> ImageSet:
     images = data.splits[split]
     if limit is None:
         return images

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from codistill.data.images import Images
+from codistill.data.images import ImageSet
 
 CALIBRATION_BINS = 15
 
@@ -70,12 +70,10 @@ class _Sums:
 
 
 @torch.no_grad()
-def evaluate(classify: Classify, images: Images, batch_size: int) -> dict[str, Metrics]:
+def evaluate(classify: Classify, images: ImageSet, batch_size: int) -> dict[str, Metrics]:
     """The metrics of every classifier that ``classify`` returns for raw pixels. The device is read once, at the end."""
     sums: dict[str, _Sums] = {}
-    for pixels, labels in zip(
-        torch.split(images.pixels, batch_size), torch.split(images.labels, batch_size), strict=True
-    ):
+    for pixels, labels in images.in_batches(batch_size):
         for name, logits_BC in classify(pixels).items():
             sums.setdefault(name, _Sums.zero(logits_BC.device)).add(logits_BC, labels)
     return {name: total.metrics(len(images)) for name, total in sums.items()}

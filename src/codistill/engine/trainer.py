@@ -90,10 +90,10 @@ def run_training(
 
         while position.epoch < timetable.epochs:
             plan = draw_epoch(training, position.epoch)
-            while position.step < timetable.steps_per_epoch:
+            for batch in training.data.batches(plan, position.step):
                 turn = timetable.turn(position)
                 set_learning_rate(training.optimizer, recipe, turn)
-                step(plan.step(position.step), turn)
+                step(batch, turn)
                 position = Position(position.epoch, position.step + 1)
                 heartbeat(position, timetable)
                 # Half an update is not part of a checkpoint, so nothing is saved between its batches.

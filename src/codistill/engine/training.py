@@ -1,6 +1,6 @@
 """Everything that a training step reads and changes, and the sums it keeps on the device."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from codistill.cohort import Cohort
 from codistill.data.augment import augment, centre_crop, mix_labels, normalise
-from codistill.data.batches import AugmentSettings, Draws
-from codistill.data.images import ImageData, Images
+from codistill.data.batches import AugmentSettings, Draws, EpochPlan
+from codistill.data.images import ImageData, ImageSet
 from codistill.engine.optim import MovingAverage, build_optimizer, optimizer_tensors
 from codistill.engine.runtime import Machine
 from codistill.recipes.schema import Recipe
@@ -46,9 +46,9 @@ class Tally:
 
 @dataclass(frozen=True)
 class OnDevice:
-    """The data where the networks are: once, as raw pixels; every batch is cut from there."""
+    """The data where the networks are, as raw pixels: all of them, or batch by batch where they are streamed."""
 
-    splits: Mapping[str, Images]
+    splits: Mapping[str, ImageSet]
     mean: Tensor
     std: Tensor
     num_classes: int
@@ -60,10 +60,14 @@ class OnDevice:
         splits = {split: images.to(device) for split, images in data.splits.items()}
         return cls(splits, mean, std, data.num_classes, augmentation)
 
+    def batches(self, plan: EpochPlan, first_step: int) -> Iterator[Draws]:
+        """An epoch's training batches from a step on."""
+        return self.splits["train"].batches(plan, first_step)
+
     def augmented(self, draws: Draws, label_smoothing: float) -> tuple[Tensor, Tensor]:
         """A training batch: images as networks take them, and labels, hard or soft."""
         train = self.splits["train"]
-        images = augment(train.pixels[draws.indices], draws, self.augmentation, self.mean, self.std)
+        images = augment(train.gathered(draws), draws, self.augmentation, self.mean, self.std)
         return images, mix_labels(train.labels[draws.indices], draws, self.num_classes, label_smoothing)
 
     def plain(self, pixels: Tensor) -> Tensor:

@@ -1,13 +1,15 @@
 """The ImageNet pairs of Table 2 (Yao & Sun, ECCV 2020).
 
-Results are top-1/top-5 test error in %, network a, then network b; the paper says no n. The images are a folder
-``train/<class>/*.jpg`` and ``test/<class>/*.jpg``, named by ``data.folder=FOLDER``; they are resized to 256×256,
-trained on random 224×224 crops and tested on the central one.
+Results are top-1/top-5 test error in %, network a, then network b; the paper says no n. ``data.folder=FOLDER`` names
+the images: ``train/<class>/*.jpg`` and ``val/<class>/*.jpg``, or tar shards (docs/data.md). They are stretched to
+256×256 as the paper says, trained on random 224×224 crops and tested on the central one. Elsewhere the proportions are
+kept (``data.resize=short_side``), and the crop is of random size (``augment.random_resized_crop=0.08``, best with
+``data.image_size=352`` or so, to have some detail to cut from).
 """
 
 from collections.abc import Callable
 
-from codistill.recipes.schema import Augment, Cosine, Data, Length, Recipe, Sgd, Steps
+from codistill.recipes.schema import Augment, Cosine, Data, Evaluation, Length, Recipe, Sgd, Steps
 
 
 def _pair(a: str, b: str) -> Recipe:
@@ -18,6 +20,7 @@ def _pair(a: str, b: str) -> Recipe:
         augment=Augment(pad=0, crop=224),
         length=Length(epochs=100, paper_epochs=100),
         batch_size=256,
+        evaluation=Evaluation(batch_size=256),
         optimizer=Sgd(lr=0.1, weight_decay=1e-4, momentum=0.9),
         schedule=Steps(milestones=(0.3, 0.6, 0.9), factor=0.1),
     )

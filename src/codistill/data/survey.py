@@ -1,0 +1,105 @@
+"""One look at every image before a training that streams them: which cannot be read, their checksums, mean and std.
+
+So a run knows its images before it begins, as one that has them in memory does: damage found after two days would
+come too late, or change what is trained on. What was found is kept in the cache until a file changes.
+"""
+
+import json
+import logging
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from codistill.data.decoders import Decoders
+from codistill.data.decoding import Answer
+from codistill.data.fetch import data_folder
+from codistill.data.images import exact_statistics
+from codistill.data.listing import Listing
+
+log = logging.getLogger("codistill.data")
+
+FORMAT = 1
+REPORT_EVERY_S = 60.0
+
+
+@dataclass(frozen=True, eq=False)
+class Survey:
+    """What was found of a listing's N images; rows of those that cannot be read are zeros."""
+
+    sha256: Tensor  # [N, 32] uint8, of every file
+    sums: Tensor  # [3] int64, of all pixels
+    squares: Tensor  # [3] int64
+    unreadable: dict[int, str]
+    """Why, by index into the listing."""
+
+    def statistics(self, image_size: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        count = (len(self.sha256) - len(self.unreadable)) * image_size**2
+        return exact_statistics(count, self.sums.tolist(), self.squares.tolist())
+
+
+def survey(listing: Listing, decoders: Decoders) -> Survey:
+    file = data_folder() / "surveys" / f"{_key(listing, decoders)}.safetensors"
+    found = _remembered(file, len(listing))
+    if found is None:
+        found = _look(listing, decoders)
+        _remember(file, found)
+    return found
+
+
+def _key(listing: Listing, decoders: Decoders) -> str:
+    return f"{FORMAT}-{decoders.image_size}-{decoders.resize}-{listing.fingerprint()}"
+
+
+def _look(listing: Listing, decoders: Decoders) -> Survey:
+    count = len(listing)
+    log.info("%s/%s: looking at %s images, once", listing.root, listing.split, f"{count:,}")
+    found = Survey(torch.zeros(count, 32, dtype=torch.uint8), torch.zeros(3).long(), torch.zeros(3).long(), {})
+    started_at = reported_at = time.monotonic()
+    requests = (listing.request(index, None) for index in range(count))
+    for index, answer in enumerate(decoders.answers(requests, ahead=32 * max(1, decoders.workers))):
+        _note(found, index, answer)
+        if time.monotonic() - reported_at > REPORT_EVERY_S:
+            reported_at = time.monotonic()
+            pace = (index + 1) / (reported_at - started_at)
+            log.info("%s of %s images seen, %.0f a second", f"{index + 1:,}", f"{count:,}", pace)
+    log.info("%d images seen in %.0f s, %d unreadable", count, time.monotonic() - started_at, len(found.unreadable))
+    return found
+
+
+def _note(found: Survey, index: int, answer: Answer) -> None:
+    if answer.examined is None:
+        found.unreadable[index] = answer.error or "not examined"
+        return
+    found.sha256[index] = torch.frombuffer(bytearray.fromhex(answer.examined.sha256), dtype=torch.uint8)
+    found.sums.add_(torch.tensor(answer.examined.sums))
+    found.squares.add_(torch.tensor(answer.examined.squares))
+
+
+def _remembered(file: Path, count: int) -> Survey | None:
+    """What an earlier run found; a file that is damaged counts as none."""
+    try:
+        with safe_open(file, framework="pt") as saved:
+            unreadable = {int(index): str(why) for index, why in json.loads(saved.metadata()["unreadable"]).items()}
+            sha256, sums, squares = (saved.get_tensor(name) for name in ("sha256", "sums", "squares"))
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    fits = sha256.shape == (count, 32) and sums.shape == squares.shape == (3,)
+    return Survey(sha256, sums, squares, unreadable) if fits else None
+
+
+def _remember(file: Path, found: Survey) -> None:
+    tensors = {"sha256": found.sha256, "sums": found.sums, "squares": found.squares}
+    content = safetensors.torch.save(tensors, {"unreadable": json.dumps(found.unreadable)})
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as temporary:
+            temporary.write(content)
+        Path(temporary.name).replace(file)
+    except OSError as error:
+        log.warning("%s cannot be written (%s): the next run looks at all images again", file, error)

@@ -1,0 +1,109 @@
+"""What one look at all images finds, how long it is remembered, and what happens where it cannot be."""
+
+import logging
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from pictures import write_folder
+
+from codistill.data import survey as module
+from codistill.data.images import ImageData
+from codistill.data.load import load
+
+
+@pytest.fixture
+def photos(tmp_path: Path, cache: Path) -> Path:
+    return write_folder(tmp_path / "photos", train=20, test=10)
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The sets that were looked at, one entry for each time."""
+    seen: list[str] = []
+    original = module._look
+
+    def look(listing: module.Listing, decoders: module.Decoders) -> module.Survey:
+        seen.append(listing.split)
+        return original(listing, decoders)
+
+    monkeypatch.setattr(module, "_look", look)
+    return seen
+
+
+def read(folder: Path, **settings: object) -> ImageData:
+    return load("folder", folder=folder, **({"image_size": 8, "resident": False, "bad_images": "skip"} | settings))
+
+
+def test_statistics_are_those_of_the_pixels(photos: Path) -> None:
+    data = read(photos)
+    pixels = data.train.pixels[:].numpy().astype(np.float64) / 255
+    np.testing.assert_allclose(data.mean, pixels.mean((0, 2, 3)), rtol=1e-12)
+    np.testing.assert_allclose(data.std, pixels.std((0, 2, 3)), rtol=1e-12)
+
+
+def test_images_are_looked_at_once_and_again_when_a_file_or_the_size_changed(photos: Path, looks: list[str]) -> None:
+    first = read(photos)
+    assert looks == ["train", "test"]
+    assert read(photos).report == first.report
+    assert read(photos, workers=1).report == first.report
+    assert len(looks) == 2
+    read(photos, image_size=9)
+    read(photos, resize="short_side")
+    assert len(looks) == 6
+    file = next((photos / "test").glob("*/*.png"))
+    os.utime(file, ns=(1, 1))
+    assert read(photos).report == first.report
+    assert looks[6:] == ["test"]
+    file.write_bytes(b"no picture")
+    data = read(photos)
+    assert [skipped["file"] for skipped in data.report["skipped"]] == [file.relative_to(photos).as_posix()]
+    assert read(photos).report == data.report
+    assert looks[7:] == ["test"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"no tensors",
+        safetensors.torch.save({"sha256": torch.zeros(3, 32)}),
+        safetensors.torch.save(
+            {"sha256": torch.zeros(3, 32), "sums": torch.zeros(3), "squares": torch.zeros(3)}, {"unreadable": "{}"}
+        ),
+        safetensors.torch.save({"sha256": torch.zeros(20, 32)}, {"unreadable": "[]"}),
+    ],
+)
+def test_a_damaged_memory_counts_as_none(photos: Path, cache: Path, looks: list[str], content: bytes) -> None:
+    first = read(photos)
+    files = list(cache.iterdir())
+    assert len(files) == 2
+    for file in files:
+        file.write_bytes(content)
+    assert read(photos).report == first.report
+    assert looks == ["train", "test"] * 2
+
+
+def test_where_nothing_can_be_remembered_a_warning_says_so(
+    photos: Path, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache.parent.mkdir(exist_ok=True)
+    cache.write_text("a file where the folder should be")
+    with caplog.at_level(logging.WARNING):
+        assert len(read(photos).train) == 20
+    assert "cannot be written" in caplog.text
+    assert "looks at all images again" in caplog.text
+
+
+def test_a_long_look_says_how_far_it_is(
+    photos: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "REPORT_EVERY_S", 0.0)
+    with caplog.at_level(logging.INFO):
+        read(photos)
+    assert "looking at 20 images, once" in caplog.text
+    assert "7 of 20 images seen" in caplog.text
+    assert "10 images seen in" in caplog.text
