@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from codistill.data.load import load
 from codistill.engine import trainer
@@ -21,6 +22,7 @@ pytestmark = [
     # Torch warns of its own parts: the compiler's imports, and the tool that counts waits.
     pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
     pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning"),
 ]
 
@@ -47,9 +49,9 @@ def take_steps(training: Training, steps: int) -> type:
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_recorded_and_plain_steps_agree_over_50_steps(compiled: bool) -> None:
-    """float32, deterministic kernels; what is left is the order of sums, which 50 steps amplify."""
+    """float32, deterministic kernels: recording changes not a bit. Streams and graphs reorder no sum."""
     recipe = tiny_recipe(networks=NO_DROPOUT, length={"epochs": 20})
-    plain = started(recipe.replace(runtime=on_gpu(capture=False, deterministic=True).model_dump()))
+    plain = started(recipe.replace(runtime=on_gpu(compile=compiled, capture=False, deterministic=True).model_dump()))
     recorded = started(recipe.replace(runtime=on_gpu(compile=compiled, deterministic=True).model_dump()))
     assert take_steps(plain, 50) is PlainStep
     assert take_steps(recorded, 50) is CapturedStep
@@ -59,7 +61,7 @@ def test_recorded_and_plain_steps_agree_over_50_steps(compiled: bool) -> None:
         if ours.is_floating_point()
     )
     print(f"largest relative difference of a tensor after 50 steps: {worst:.2e}")
-    assert worst < 2e-2 if compiled else worst < 1e-3
+    assert worst <= 1e-6
 
 
 def test_an_epoch_does_not_wait_for_the_device() -> None:
@@ -128,3 +130,59 @@ def test_dropout_differs_from_step_to_step() -> None:
         sums.append(training.tally.sums.clone())
     assert torch.equal(sums[0], sums[1])
     assert not torch.equal(sums[0], sums[2])
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_fused_sgd_is_torchs(nesterov: bool) -> None:
+    """From the same bfloat16 gradients: weights and momentum as torch's own SGD in float32, copies as its cast."""
+    from codistill.engine.fused_sgd import FusedSgd
+
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(3, 5, 3, 3), (20_000,), (64, 64, 3, 3)]
+    starts = [torch.randn(shape, generator=generator).cuda() for shape in shapes]
+    ours, theirs = ([nn.Parameter(start.clone()) for start in starts] for _ in range(2))
+    copies = [nn.Parameter(start.bfloat16()) for start in starts]
+    optimizers = [sgd_with_two_groups(weights, nesterov) for weights in (ours, theirs)]
+    fused = FusedSgd(ours, copies, optimizers[0])
+    for _ in range(5):
+        for copy, weight in zip(copies, theirs, strict=True):
+            copy.grad = torch.randn(copy.shape, generator=generator).to(copy)
+            weight.grad = copy.grad.float()
+        fused.update()
+        optimizers[1].step()
+    for weight, copy, other in zip(ours, copies, theirs, strict=True):
+        torch.testing.assert_close(weight, other, rtol=1e-6, atol=1e-6)
+        momentum, expected = (o.state[w]["momentum_buffer"] for o, w in zip(optimizers, (weight, other), strict=True))
+        torch.testing.assert_close(momentum, expected, rtol=1e-6, atol=1e-6)
+        assert torch.equal(copy, weight.bfloat16())
+
+
+def sgd_with_two_groups(weights: list[nn.Parameter], nesterov: bool) -> torch.optim.SGD:
+    groups = [
+        {"params": weights[:1], "lr": torch.tensor(0.1, device="cuda"), "weight_decay": 0.01},
+        {"params": weights[1:], "lr": torch.tensor(0.3, device="cuda"), "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.SGD(groups, momentum=0.9, nesterov=nesterov, fused=True)
+    for weight in weights:
+        optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
+    return optimizer
+
+
+def test_bfloat16_is_autocasts_and_sees_restored_weights() -> None:
+    """Padded channels sum in another order, so only roughly; weights that are put back are computed with, exactly."""
+    recipe = tiny_recipe(networks=NO_DROPOUT)
+    plain = started(recipe.replace(runtime=on_gpu(precision="bf16", capture=False, deterministic=True).model_dump()))
+    recorded = started(recipe.replace(runtime=on_gpu(precision="bf16", deterministic=True).model_dump()))
+    before = {name: tensor.clone() for name, tensor in recorded.tensors().items()}
+    timetable = Timetable.of(recipe, len(plain.data.splits["train"]))
+    draws, turn = trainer.draw_epoch(plain, 0).step(0), timetable.turn(Position())
+    choose_step(plain)(draws, turn)
+    step = choose_step(recorded)
+    step(draws, turn)
+    after = {name: tensor.clone() for name, tensor in recorded.tensors().items()}
+    for name, tensor in plain.tensors().items():
+        torch.testing.assert_close(after[name], tensor, rtol=2e-2, atol=5e-3, msg=name)
+    recorded.restore(before)
+    step(draws, turn)
+    for name, tensor in recorded.tensors().items():
+        assert torch.equal(tensor, after[name]), name

@@ -49,6 +49,7 @@ def prepare(runtime: Runtime) -> Machine:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(runtime.deterministic)
     torch.backends.cudnn.benchmark = device.type == "cuda" and not runtime.deterministic
+    torch.backends.cudnn.benchmark_limit = 0  # try every algorithm, not the ten that are guessed to be best
     # Torch's default is TF32 for convolutions; who asks for fp32 gets it.
     torch.backends.cudnn.allow_tf32 = runtime.precision == "tf32"
     return Machine(device, runtime.precision)

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from codistill.networks.layers import Conv2d, conv_norm_relu
+from codistill.networks.layers import BatchNorm2d, Conv2d, conv_norm_relu
 from codistill.networks.tables import Row, TabulatedArchitecture
 
 
@@ -46,7 +46,7 @@ class InvertedResidual(nn.Module):
             *([conv_norm_relu6(in_channels, hidden, 1)] if expansion > 1 else []),
             conv_norm_relu6(hidden, hidden, 3, stride, groups=hidden),
             Conv2d(hidden, out_channels, 1),
-            nn.BatchNorm2d(out_channels),
+            BatchNorm2d(out_channels),
         )
         self.adds_input = stride == 1 and in_channels == out_channels
 
@@ -57,7 +57,7 @@ class InvertedResidual(nn.Module):
 
 def conv_norm_relu6(in_channels: int, out_channels: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Module:
     conv = Conv2d(in_channels, out_channels, kernel, stride, groups)
-    return nn.Sequential(conv, nn.BatchNorm2d(out_channels), nn.ReLU6(inplace=True))
+    return nn.Sequential(conv, BatchNorm2d(out_channels), nn.ReLU6(inplace=True))
 
 
 @dataclass(frozen=True)

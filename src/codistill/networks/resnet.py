@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from codistill.networks.layers import Conv2d, conv_norm_relu
+from codistill.networks.layers import BatchNorm2d, Conv2d, conv_norm_relu
 from codistill.networks.tables import Row, TabulatedArchitecture, blocks_per_stage, half
 
 
@@ -43,14 +43,14 @@ def padded_shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Modu
 def projected_shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Module:
     if in_channels == out_channels and stride == 1:
         return nn.Identity()
-    return nn.Sequential(Conv2d(in_channels, out_channels, 1, stride), nn.BatchNorm2d(out_channels))
+    return nn.Sequential(Conv2d(in_channels, out_channels, 1, stride), BatchNorm2d(out_channels))
 
 
 def basic_branch(in_channels: int, out_channels: int, stride: int) -> nn.Module:
     return nn.Sequential(
         conv_norm_relu(in_channels, out_channels, 3, stride),
         Conv2d(out_channels, out_channels, 3),
-        nn.BatchNorm2d(out_channels),
+        BatchNorm2d(out_channels),
     )
 
 
@@ -61,7 +61,7 @@ def bottleneck_branch(in_channels: int, out_channels: int, stride: int) -> nn.Mo
         conv_norm_relu(in_channels, middle, 1),
         conv_norm_relu(middle, middle, 3, stride),
         Conv2d(middle, out_channels, 1),
-        nn.BatchNorm2d(out_channels),
+        BatchNorm2d(out_channels),
     )
 
 

@@ -65,23 +65,30 @@ class Data(Settings):
     train_limit: Count | None = Field(None, description="use only so many training images, balanced over the classes")
     test_limit: Count | None = None
     image_size: Count | None = Field(None, description="images are resized to this square; a folder's must be")
+    resize: Literal["stretch", "short_side"] = Field("stretch", description="short_side: in proportion, then cut")
     bad_images: Literal["stop", "skip"] = Field("stop", description="folders only: what an unreadable image does")
+    resident: bool | None = Field(None, description="folders only: all images in memory; null: up to 4 GiB of pixels")
+    workers: Annotated[int, Field(ge=0, le=512)] | None = Field(None, description="that decode; null: one per core")
+    timeout_s: Positive = Field(120.0, description="a worker that is silent for so long is replaced")
 
     @model_validator(mode="after")
-    def _has_a_size(self) -> Self:
-        message = ""
-        if self.name == "folder" and self.image_size is None:
+    def _is_readable(self) -> Self:
+        key, message = "image_size", ""
+        if self.name != "folder" and (self.resident is False or self.resize != "stretch"):
+            key, message = "name", f"{self.name} is in memory as it is; resident and resize are for folder"
+        elif self.name == "folder" and self.image_size is None:
             message = "missing; the images of a folder are resized to one size, as in data.image_size=32"
         elif self.image_size is not None and self.image_size > SIDES.get(self.name, self.image_size):
             message = f"{self.image_size} is more than the {SIDES[self.name]} pixels of {self.name}; it can only shrink"
         if message:
-            raise InconsistentError([Contradiction(("data", "image_size"), message, frozenset({"data"}))])
+            raise InconsistentError([Contradiction(("data", key), message, frozenset({"data"}))])
         return self
 
 
 class Augment(Settings):
     pad: Annotated[int, Field(ge=0)] = 4
     crop: Count | None = Field(None, description="side of the random crop, the centre's at test; null: the image's own")
+    random_resized_crop: Annotated[float, Field(ge=0, le=1)] = Field(0.0, description="smallest share it keeps; 0: off")
     padding: Literal["zero", "reflect"] = "zero"
     flip: bool = True
     mixup: NotNegative = Field(0.0, description="alpha of the Beta distribution; 0: off")
@@ -89,10 +96,14 @@ class Augment(Settings):
     randaugment: Annotated[int, Field(ge=0, le=30)] = Field(0, description="magnitude of two random operations; 0: off")
 
     @model_validator(mode="after")
-    def _mixes_one_way(self) -> Self:
+    def _goes_together(self) -> Self:
+        key, message = "cutmix", ""
         if self.mixup and self.cutmix:
             message = "mixup and cutmix are both on; set one of them to 0"
-            raise InconsistentError([Contradiction(("augment", "cutmix"), message, frozenset({"augment"}))])
+        elif self.random_resized_crop and self.pad:
+            key, message = "pad", "random_resized_crop cuts regions out of the image itself; set augment.pad=0"
+        if message:
+            raise InconsistentError([Contradiction(("augment", key), message, frozenset({"augment"}))])
         return self
 
 

@@ -1,0 +1,179 @@
+"""The training step recorded as a CUDA graph: one launch instead of thousands."""
+
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from codistill.data.batches import Draws
+from codistill.engine.lowered import Lowered
+from codistill.engine.parts import PARTS, Functions, FunctionsBySize, PlainWay, parts
+from codistill.engine.sections import Fork
+from codistill.engine.timetable import Turn
+from codistill.engine.training import Training
+
+if TYPE_CHECKING:
+    from codistill.engine.fused_sgd import FusedSgd
+
+WARM_UP_STEPS = 3
+TIMED_REPLAYS = 5
+
+
+class CapturedStep:
+    """Records one graph per batch size: the recipe's, and the short last batch's from the uncompiled networks.
+
+    Dropout is seeded per step, not per network as in the plain step: a recorded graph has one source of random numbers.
+    """
+
+    def __init__(self, training: Training, path: str) -> None:
+        self.training, self.path = training, path
+        self.lowered = Lowered(training.cohort) if training.machine.precision == "bf16" else None
+        self.functions = FunctionsBySize(training, self.lowered.cohort if self.lowered else training.cohort)
+        self.recorded: dict[int, Recording] = {}
+
+    def __call__(self, draws: Draws, turn: Turn) -> None:
+        size = len(draws.indices)
+        if size not in self.recorded:
+            self.recorded[size] = self.fastest(draws, turn)
+        recording = self.recorded[size]
+        recording.inputs.copy_(draws)
+        if self.lowered:
+            self.lowered.refresh_if_changed()
+        torch.cuda.manual_seed(turn.seed)
+        recording.graph.replay()
+
+    def fastest(self, draws: Draws, turn: Turn) -> "Recording":
+        """Recorded with heads beside their network and with heads after it, whichever replays faster here.
+
+        Small kernels gain by running side by side (ResNet-110 twins a fifth); large ones get in each other's way.
+        """
+        has_heads = any(member.heads for member in self.training.cohort.members.values())
+        choices = (True, False) if has_heads else (False,)
+        recordings = [self.record(draws, turn, heads_beside=beside) for beside in choices]
+        with self.put_back():
+            return min(recordings, key=Recording.seconds)
+
+    def record(self, draws: Draws, turn: Turn, *, heads_beside: bool, until: str = PARTS[-1]) -> "Recording":
+        """The step, or only its beginning up to the end of a part."""
+        functions = self.functions.for_batch_of(len(draws.indices))
+        way = SideBySide(self.training, functions, self.lowered, heads_beside=heads_beside)
+        inputs = draws.clone()
+
+        def body() -> None:
+            for part in parts(self.training, way, inputs, turn):
+                if part == until:
+                    break
+            self.training.optimizer.zero_grad(set_to_none=True)
+
+        with self.put_back():
+            beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            beside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(beside), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=".*capturable=True.*")  # these steps are not captured yet
+                for _ in range(WARM_UP_STEPS):
+                    body()
+            torch.cuda.current_stream().wait_stream(beside)
+        torch.cuda.empty_cache()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            body()
+        way.finish_recording()
+        return Recording(graph, inputs, way)
+
+    @contextmanager
+    def put_back(self) -> Iterator[None]:
+        """What runs inside trains; afterwards all is as it was. Kept in the CPU's memory: the device's is short."""
+        before = {name: tensor.to("cpu", copy=True) for name, tensor in self.training.tensors().items()}
+        yield
+        self.training.restore(before)
+        if self.lowered:
+            self.lowered.refresh()
+
+
+class SideBySide(PlainWay):
+    """Every network, and if asked every head, on a CUDA stream of its own: once recorded, their kernels overlap.
+
+    In bfloat16 the networks are those of a lowered cohort, whose weights the update writes too where it is SGD.
+    """
+
+    def __init__(
+        self, training: Training, functions: Functions, lowered: Lowered | None, *, heads_beside: bool
+    ) -> None:
+        super().__init__(training, functions)
+        self.lowered, self.heads_beside = lowered, heads_beside
+        self.fused = fused_sgd(lowered, training.optimizer) if lowered else None
+
+    def forward(self, images: Tensor, turn: Turn) -> Mapping[str, Tensor]:
+        if self.lowered and not self.fused:
+            self.lowered.refresh()
+        logits: dict[str, Tensor] = {}
+        with Streams() as streams:
+            fork_head: Fork = streams.fork if self.heads_beside else nullcontext
+            for name, network in self.functions.networks.items():
+                with streams.fork():
+                    logits |= {f"{name}/{exit}": x for exit, x in network(images, fork_head).items()}
+        return logits
+
+    def update(self) -> None:
+        if self.fused:
+            self.fused.update()
+        elif self.lowered:
+            self.lowered.hand_over_gradients()
+        super().update()
+
+    def finish_recording(self) -> None:
+        if self.fused and self.fused.addresses:
+            self.fused.recorded()
+
+
+@dataclass(frozen=True)
+class Recording:
+    graph: torch.cuda.CUDAGraph
+    inputs: Draws
+    """Where the graph reads its batch."""
+    way: SideBySide
+    """Whose memory the graph uses: it must live as long."""
+
+    def seconds(self) -> float:
+        """Of a replay, the best of a few."""
+        seconds = []
+        for _ in range(TIMED_REPLAYS):
+            torch.cuda.synchronize()
+            started_at = time.perf_counter()
+            self.graph.replay()
+            torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - started_at)
+        return min(seconds)
+
+
+def fused_sgd(lowered: Lowered, optimizer: torch.optim.Optimizer) -> "FusedSgd | None":
+    if not isinstance(optimizer, torch.optim.SGD) or not optimizer.defaults["momentum"] or not find_spec("triton"):
+        return None
+    from codistill.engine.fused_sgd import FusedSgd
+
+    return FusedSgd(lowered.weights, lowered.copies, optimizer)
+
+
+class Streams:
+    """Branches of the work on the device; whoever leaves the block goes on when all are done."""
+
+    def __enter__(self) -> "Streams":
+        self.here = torch.cuda.current_stream()
+        self.opened: list[torch.cuda.Stream] = []
+        return self
+
+    def fork(self) -> AbstractContextManager[object]:
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        self.opened.append(stream)
+        return torch.cuda.stream(stream)
+
+    def __exit__(self, *_: object) -> None:
+        for stream in self.opened:
+            self.here.wait_stream(stream)

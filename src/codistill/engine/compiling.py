@@ -1,0 +1,36 @@
+"""torch.compile as this engine uses it: whole graphs, a lasting cache, and plain words when it refuses."""
+
+import os
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import torch
+from platformdirs import user_cache_path
+from torch._dynamo.exc import TorchDynamoException
+
+Inputs = ParamSpec("Inputs")
+Output = TypeVar("Output")
+
+KINDS_OF_BLOCK = 256
+"""How many different blocks of one class may be compiled; torch's limit of 8 is for who recompiles by mistake."""
+
+
+def prepare_compiler() -> None:
+    """Keep what is compiled, so that the next start finds it: torch's own choice is a temporary folder."""
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(user_cache_path("codistill") / "compiled"))
+    torch._dynamo.config.recompile_limit = KINDS_OF_BLOCK
+
+
+def compiled_whole(function: Callable[Inputs, Output]) -> Callable[Inputs, Output]:
+    """A function or module as one graph; whatever keeps it from being one is an error, never a silently slower step."""
+    run = torch.compile(function, fullgraph=True, dynamic=False)
+
+    def compiled(*args: Inputs.args, **kwargs: Inputs.kwargs) -> Output:
+        try:
+            return run(*args, **kwargs)
+        except TorchDynamoException as error:
+            what = getattr(function, "__name__", type(function).__name__)
+            reason = str(error).strip().splitlines()[0]
+            raise ValueError(f"torch.compile refuses {what}: {reason}; set runtime.compile=false") from error
+
+    return compiled

@@ -1,0 +1,111 @@
+"""SGD for weights that are kept in float32 and computed with in bfloat16: one kernel for all of them.
+
+It reads bfloat16 gradients and writes both kinds of weights: 20 bytes a weight, where casting gradients, torch's fused
+SGD and casting weights move 32. For WRN-28-10 twins that is 2 % of a step and 1.3 GiB; for small networks, one launch
+instead of thirty. Needs Triton, which comes with torch for CUDA.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+CHUNK, BLOCK = 8192, 1024
+"""Weights per program of the kernel, and how many of them it has in hand at once."""
+
+COLUMNS = ("weight", "momentum", "copy", "gradient", "count", "rate")
+"""What the kernel's table says of every chunk: addresses, how many weights, the address of the learning rate."""
+
+ALIGNMENT = 16
+
+
+@triton.jit
+def sgd(
+    table,
+    decays,
+    momentum: tl.constexpr,
+    nesterov: tl.constexpr,
+    aligned: tl.constexpr,
+    chunk: tl.constexpr,
+    block: tl.constexpr,
+):
+    row = table + tl.program_id(0) * 6  # as many as COLUMNS
+    weights = tl.load(row).to(tl.pointer_type(tl.float32))
+    moments = tl.load(row + 1).to(tl.pointer_type(tl.float32))
+    copies = tl.load(row + 2).to(tl.pointer_type(tl.bfloat16))
+    gradients = tl.load(row + 3).to(tl.pointer_type(tl.bfloat16))
+    if aligned:
+        weights, moments = tl.multiple_of(weights, 16), tl.multiple_of(moments, 16)
+        copies, gradients = tl.multiple_of(copies, 16), tl.multiple_of(gradients, 16)
+    count = tl.load(row + 4)
+    rate = tl.load(tl.load(row + 5).to(tl.pointer_type(tl.float32)))
+    decay = tl.load(decays + tl.program_id(0))
+    for start in range(0, chunk, block):
+        at = start + tl.arange(0, block)
+        here = at < count
+        weight = tl.load(weights + at, mask=here, other=0.0)
+        gradient = tl.load(gradients + at, mask=here, other=0.0).to(tl.float32) + decay * weight
+        moment = momentum * tl.load(moments + at, mask=here, other=0.0) + gradient
+        if nesterov:
+            gradient += momentum * moment
+        else:
+            gradient = moment
+        weight -= rate * gradient
+        tl.store(moments + at, moment, mask=here)
+        tl.store(weights + at, weight, mask=here)
+        tl.store(copies + at, weight.to(tl.bfloat16), mask=here)
+
+
+class FusedSgd:
+    """The update of those of ``weights`` that ``optimizer`` (SGD with momentum) has, from their copies' gradients.
+
+    Gradients lie elsewhere in every recorded graph, so each recording has an instance of its own, and ``recorded``
+    tells the kernel afterwards where they will be: while a graph is recorded nothing can be written to the device.
+    """
+
+    def __init__(self, weights: Sequence[Tensor], copies: Sequence[Tensor], optimizer: torch.optim.SGD) -> None:
+        group_of = {weight: group for group in optimizer.param_groups for weight in group["params"]}
+        learning = [(weight, copy) for weight, copy in zip(weights, copies, strict=True) if weight in group_of]
+        self.copies = [copy for _, copy in learning]
+        chunks = [
+            _chunks(weight, optimizer.state[weight]["momentum_buffer"], copy, group_of[weight]["lr"])
+            for weight, copy in learning
+        ]
+        self.chunks_each = torch.tensor([len(rows) for rows in chunks])
+        self.rows = torch.cat(chunks)
+        decay_each = torch.tensor([float(group_of[weight]["weight_decay"]) for weight, _ in learning])
+        self.table = torch.empty_like(self.rows, device=weights[0].device)
+        self.decays = decay_each.repeat_interleave(self.chunks_each).to(self.table.device)
+        self.momentum, self.nesterov = optimizer.defaults["momentum"], optimizer.defaults["nesterov"]
+        self.addresses: list[int] = []
+
+    def update(self) -> None:
+        self.addresses = [copy.grad.data_ptr() for copy in self.copies if copy.grad is not None]
+        if not torch.cuda.is_current_stream_capturing():
+            self.recorded()
+        aligned = all(address % ALIGNMENT == 0 for address in self.addresses)
+        sgd[(len(self.rows),)](self.table, self.decays, self.momentum, self.nesterov, aligned, CHUNK, BLOCK)
+        for copy in self.copies:
+            copy.grad = None
+
+    def recorded(self) -> None:
+        """Write down for the kernel where the gradients of the last update lie, or will lie when it is replayed."""
+        table = self.rows.clone()
+        table[:, COLUMNS.index("gradient")] += torch.tensor(self.addresses).repeat_interleave(self.chunks_each)
+        self.table.copy_(table)
+
+
+def _chunks(weight: Tensor, momentum: Tensor, copy: Tensor, rate: Tensor) -> Tensor:
+    """The table's rows for one weight; in the gradient's column how far into it a chunk begins."""
+    starts = torch.arange(0, weight.numel(), CHUNK)
+    columns = {
+        "weight": weight.data_ptr() + starts * weight.itemsize,
+        "momentum": momentum.data_ptr() + starts * momentum.itemsize,
+        "copy": copy.data_ptr() + starts * copy.itemsize,
+        "gradient": starts * copy.itemsize,
+        "count": (weight.numel() - starts).clamp_max(CHUNK),
+        "rate": torch.full_like(starts, rate.data_ptr()),
+    }
+    return torch.stack([columns[name] for name in COLUMNS], dim=1)

@@ -1,0 +1,106 @@
+"""What happens in a training step, part by part, and how it runs the networks."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from codistill.cohort import Cohort
+from codistill.data.batches import Draws
+from codistill.engine.compiling import prepare_compiler
+from codistill.engine.sections import Network, Prepare, arranged, as_it_is, compiled
+from codistill.engine.timetable import Turn
+from codistill.engine.training import Training
+from codistill.randomness import derive
+from codistill.transfer.objective import Loss
+
+PARTS = ("augment", "forward", "objective", "backward", "update")
+
+
+@dataclass(frozen=True)
+class Functions:
+    """What a step calls, as it is or compiled."""
+
+    batch: Callable[[Draws], tuple[Tensor, Tensor]]
+    """Augmented images and their labels."""
+    networks: Mapping[str, Network]
+    judge: Callable[[Mapping[str, Tensor], Tensor], Tensor]
+    """Logits and labels to the objective's total; what it is made of is added to the tally."""
+
+    @classmethod
+    def of(cls, training: Training, cohort: Cohort, prepare: Prepare) -> "Functions":
+        def judge(logits: Mapping[str, Tensor], labels: Tensor) -> Tensor:
+            loss: Loss = training.objective(logits, labels)
+            training.tally.add(loss, logits, labels)
+            return loss.total
+
+        networks = {name: arranged(member, prepare) for name, member in cohort.members.items()}
+        return cls(prepare(training.batch), networks, judge)
+
+
+class FunctionsBySize:
+    """For full batches compiled where the recipe says so; for the short last one of an epoch as they are:
+
+    compiling for one batch an epoch would cost more than it saves in the whole training.
+    """
+
+    def __init__(self, training: Training, cohort: Cohort) -> None:
+        self.full_size = training.recipe.batch_size
+        self.short = self.full = Functions.of(training, cohort, as_it_is)
+        if training.recipe.runtime.compile:
+            prepare_compiler()
+            self.full = Functions.of(training, cohort, compiled)
+
+    def for_batch_of(self, images: int) -> Functions:
+        return self.full if images == self.full_size else self.short
+
+
+class Way(Protocol):
+    """How a step calls them."""
+
+    functions: Functions
+
+    def forward(self, images: Tensor, turn: Turn) -> Mapping[str, Tensor]:
+        """Every network's logits by classifier name."""
+
+    def update(self) -> None:
+        """From gradients to new weights; the gradients are gone afterwards."""
+
+
+def parts(training: Training, way: Way, draws: Draws, turn: Turn) -> Iterator[str]:
+    """The step, which yields the name of each of its ``PARTS`` when it is done: run it to the end, or measure it."""
+    images, labels = way.functions.batch(draws)
+    yield "augment"
+    with training.machine.autocast():
+        logits = way.forward(images, turn)
+    yield "forward"
+    total = way.functions.judge(logits, labels)
+    yield "objective"
+    (total * turn.share_of_update).backward()  # type: ignore[no-untyped-call]
+    yield "backward"
+    if turn.updates:
+        way.update()
+        if training.average:
+            training.average.update(training.cohort)
+    yield "update"
+
+
+class PlainWay:
+    """One network after the other. Dropout is keyed by network: it does not matter who else runs here."""
+
+    def __init__(self, training: Training, functions: Functions) -> None:
+        self.training, self.functions = training, functions
+
+    def forward(self, images: Tensor, turn: Turn) -> Mapping[str, Tensor]:
+        logits: dict[str, Tensor] = {}
+        for name, network in self.functions.networks.items():
+            torch.manual_seed(derive(turn.seed, name))
+            logits |= {f"{name}/{exit}": tensor for exit, tensor in network(images, nullcontext).items()}
+        return logits
+
+    def update(self) -> None:
+        self.training.optimizer.step()
+        self.training.optimizer.zero_grad(set_to_none=True)

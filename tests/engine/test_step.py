@@ -1,0 +1,130 @@
+"""The ways to run a step give the same numbers: sections, weights in bfloat16, padded channels."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from codistill import Cohort
+from codistill.engine.lowered import Lowered
+from codistill.engine.sections import Sections, as_it_is, compiled
+from codistill.networks.layers import BatchNorm2d, padded_convolution
+
+NETWORKS = {"a": "wrn-10-1-dropout-0.3", "b": "densenet-10-4", "c": "resnet-8", "d": "mobilenet"}
+
+
+def small_cohort() -> Cohort:
+    return Cohort(NETWORKS, num_classes=5, seed=1)
+
+
+def images(seed: int = 0) -> torch.Tensor:
+    return torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_sections_compute_what_the_member_does(name: str) -> None:
+    member = small_cohort().members[name]
+    torch.manual_seed(3)
+    expected = member(images())
+    torch.manual_seed(3)
+    actual = Sections(member, as_it_is)(images(), nullcontext)
+    assert list(actual) == list(expected)
+    assert len(actual) == 3
+    for exit_name, logits in expected.items():
+        assert torch.equal(actual[exit_name], logits)
+
+
+def test_a_fork_opens_where_the_head_hangs() -> None:
+    """Not where the trunk ends: otherwise nothing would run side by side."""
+    member, events = small_cohort().members["c"], []
+
+    def noted(module: torch.nn.Module) -> torch.nn.Module:
+        module.register_forward_hook(lambda *_: events.append("ran"))
+        return module
+
+    Sections(member, noted)(images(), lambda: events.append("fork") or nullcontext())  # type: ignore[func-returns-value]
+    assert events == ["ran", "fork", "ran", "fork", "ran", "ran", "ran"]
+
+
+def test_deep_networks_are_compiled_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[torch.nn.Module] = []
+    monkeypatch.setattr("codistill.engine.sections.compiled_whole", lambda module: seen.append(module) or module)
+    deep = Cohort({"a": "resnet-110"}, num_classes=5).members["a"]
+    Sections(deep, compiled)
+    # stem and 18 blocks; 18; 18 and the classifier; heads of 9 + 9 and of 18 blocks with their classifiers
+    assert len(seen) == 19 + 18 + 19 + 19 + 19
+    seen.clear()
+    Sections(Cohort({"a": "wrn-28-4"}, num_classes=5).members["a"], compiled)
+    assert len(seen) == 5
+
+
+def test_lowered_weights_are_autocasts_numbers() -> None:
+    """Logits and gradients, bit for bit, twice with an update between, which the copy must see."""
+    cohort, twin = small_cohort(), small_cohort()
+    lowered = Lowered(cohort)
+    for seed in (0, 1):
+        lowered.refresh()
+        for networks in (lowered.cohort, twin):
+            torch.manual_seed(seed)
+            with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+                logits = networks(images(seed))
+            sum(F.cross_entropy(x.float(), torch.arange(4)) for x in logits.values()).backward()
+        lowered.hand_over_gradients()
+        parameters = list(zip(cohort.parameters(), twin.parameters(), strict=True))
+        assert len(parameters) > 100
+        for ours, theirs in parameters:
+            assert ours.grad is not None
+            assert ours.grad.dtype is torch.float32
+            assert torch.equal(ours.grad, theirs.grad)
+        for networks in (cohort, twin):
+            torch.optim.SGD(networks.parameters(), lr=0.1).step()
+            networks.zero_grad()
+    for name, buffer in cohort.named_buffers():
+        assert torch.equal(buffer, twin.get_buffer(name)), name
+
+
+def test_the_lowered_copy_shares_all_but_its_weights() -> None:
+    cohort = small_cohort()
+    cohort.members["b"].requires_grad_(False)
+    copy = Lowered(cohort).cohort
+    for name, parameter in copy.named_parameters():
+        original = cohort.get_parameter(name)
+        assert (parameter is original) == (parameter.dtype is torch.float32)
+        assert parameter.requires_grad == original.requires_grad
+        assert parameter.stride() == original.stride()
+    assert {p.dtype for p in copy.parameters()} == {torch.float32, torch.bfloat16}
+    for name, buffer in copy.named_buffers():
+        assert buffer is cohort.get_buffer(name)
+
+
+@pytest.mark.parametrize(("in_channels", "out_channels", "stride"), [(28, 12, 1), (3, 16, 2), (16, 12, 1), (3, 5, 1)])
+def test_padding_channels_changes_nothing(in_channels: int, out_channels: int, stride: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, in_channels, 8, 8, generator=generator, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(out_channels, in_channels, 3, 3, generator=generator, dtype=torch.float64, requires_grad=True)
+    ours = padded_convolution(x, weight, (stride, stride), (1, 1))
+    theirs = F.conv2d(x, weight, None, stride, 1)
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    direction = torch.randn(theirs.shape, generator=generator, dtype=torch.float64)
+    for mine, other in zip(
+        torch.autograd.grad((ours * direction).sum(), (x, weight)),
+        torch.autograd.grad((theirs * direction).sum(), (x, weight)),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-12)
+
+
+def test_batch_normalisation_is_torchs_but_for_the_count() -> None:
+    ours, theirs = BatchNorm2d(6), torch.nn.BatchNorm2d(6)
+    x = torch.randn(4, 6, 5, 5, generator=torch.Generator().manual_seed(0)) * 3 + 1
+    for learning in (True, False):
+        ours.train(learning)
+        theirs.train(learning)
+        assert torch.equal(ours(x), theirs(x))
+    for name, buffer in theirs.named_buffers():
+        if name == "num_batches_tracked":
+            assert (int(ours.get_buffer(name)), int(buffer)) == (0, 1)
+        else:
+            assert torch.equal(ours.get_buffer(name), buffer)
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
