@@ -109,8 +109,8 @@ class Runner:
 
     def _recorded_ms(self, step: CapturedStep, until: str, steps: int) -> float:
         draws = self.plan.step(0)
-        heads_beside = step.recorded[len(draws.indices)].way.heads_beside
-        recording = step.record(draws, self.timetable.turn(Position()), heads_beside=heads_beside, until=until)
+        beside = step.recorded[len(draws.indices)].way.beside
+        recording = step.record(draws, self.timetable.turn(Position()), beside, until)
         self._timed(lambda _: recording.graph.replay(), WARM_UP_STEPS)
         return 1e3 * self._timed(lambda _: recording.graph.replay(), steps) / steps
 
