@@ -6,8 +6,9 @@ READY  := $(VENV)/.ready
 
 .PHONY: demo test lint types unit clean
 
-demo: $(READY)          ## two small networks, three methods, a table (about 5 minutes on 2 cores)
+demo: $(READY)          ## two small networks, three methods, a table and a page (about 5 minutes on 2 cores)
 	$(BIN)/codistill study demo --out runs/demo
+	$(BIN)/codistill report runs/demo -o runs/demo/report.html
 
 test: lint types unit   ## everything that CI runs
 

@@ -19,6 +19,8 @@ RECIPES = {"recipes"} | NETWORKS | TRANSFER
 ENGINE = {"engine"} | RECIPES | COHORT | DATA
 STUDIES = {"studies"} | ENGINE
 EXPORT = {"export"} | ENGINE
+REPORT = {"report"} | STUDIES
+TRACKERS = {"trackers"} | ENGINE
 ALLOWED = {
     "wording": set(),
     "randomness": set(),
@@ -30,7 +32,9 @@ ALLOWED = {
     "engine": ENGINE,
     "studies": STUDIES,
     "export": EXPORT,
-    "cli": {"cli", "__version__"} | STUDIES | EXPORT,
+    "report": REPORT,
+    "trackers": TRACKERS,
+    "cli": {"cli", "__version__"} | REPORT | EXPORT | TRACKERS,
     "__init__": {"cli"} | STUDIES,
     "__main__": {"cli"},
 }
@@ -90,6 +94,10 @@ def test_the_wheel_is_whole_and_installs(tmp_path: Path) -> None:
     sources = {f"codistill/{file.relative_to(SOURCE).as_posix()}" for file in SOURCE.rglob("*.py")}
     assert sources <= names
     assert {"codistill/py.typed", "codistill/data/fashion/fashion.npz", "codistill/data/fashion/LICENSE"} <= names
+    kinds = {".jinja", ".css", ".js"}
+    pages = {f"codistill/{file.relative_to(SOURCE).as_posix()}" for file in SOURCE.rglob("*") if file.suffix in kinds}
+    assert len(pages) >= 8
+    assert pages <= names
     assert not [name for name in names if "test" in name.lower() or name.endswith(".pyc")]
 
     target = tmp_path / "installed"

@@ -1,6 +1,7 @@
 """The commands and what they take. What they do is in the modules beside this one, imported when a command runs."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,15 +37,30 @@ app = typer.Typer(
     help="Train networks that teach each other; ship plain networks, with nothing added.",
     epilog="Exit codes: 0 done, 1 a run of a study failed or an image cannot be read, 2 wrong input, "
     "75 stopped and saved (the same command continues), 130 interrupted.",
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+
+def complete(listing: str) -> Callable[[str], list[str]]:
+    """For a shell's completion: the names of a listing that begin as typed."""
+
+    def names(incomplete: str) -> list[str]:
+        from codistill.cli.listing import LISTINGS
+
+        return [name for name in LISTINGS[listing]() if name.startswith(incomplete)]
+
+    return names
+
+
 Source = Annotated[
     str,
-    typer.Argument(metavar="RECIPE|FILE", help="A name that `codistill list recipes` shows, or a .yaml or .json file."),
+    typer.Argument(
+        metavar="RECIPE|FILE",
+        help="A name that `codistill list recipes` shows, or a .yaml or .json file.",
+        autocompletion=complete("recipes"),
+    ),
 ]
 Changes = Annotated[
     list[str],
@@ -78,6 +94,10 @@ def train(
         Path | None, typer.Option(metavar="DIR", help="The run's folder; runs/RECIPE-METHOD-seedSEED if not given.")
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress, only how it ended.")] = False,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Also tell tensorboard, mlflow or wandb; may be given more than once."),
+    ] = None,
 ) -> None:
     """Train a recipe, or continue it where it stopped.
 
@@ -85,7 +105,7 @@ def train(
     """
     from codistill.cli.train import train
 
-    raise typer.Exit(train(source, changes, out, quiet=quiet))
+    raise typer.Exit(train(source, changes, out, quiet=quiet, trackers=track or []))
 
 
 @app.command()
@@ -165,18 +185,50 @@ def show(
 
 @app.command()
 def data(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A name that `codistill list data` shows.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME", help="A name that `codistill list data` shows.", autocompletion=complete("data")
+        ),
+    ],
     folder: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Where it lies; $CODISTILL_DATA or the user's cache if not given."),
     ] = None,
     download: Annotated[bool, typer.Option("--download", help="Fetch it from its authors if it is not there.")] = False,
     image_size: Annotated[int, typer.Option(min=1, help="For `folder`: the side that images are resized to.")] = 32,
+    bench: Annotated[
+        str | None,
+        typer.Option(metavar="RECIPE", help="For `folder`: measure whether it is read as fast as this trains."),
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, metavar="N", help="With --bench: how long to measure.")] = 5,
+    images_per_s: Annotated[
+        float | None, typer.Option(min=1, metavar="N", help="With --bench: what the training takes, if you know it.")
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Say whether a data set is there, and what is in it."""
-    from codistill.cli.data import describe
+    """Say whether a data set is there, what is in it, and whether it is read fast enough."""
+    from codistill.cli import data
 
-    describe(name, folder, download=download, image_size=image_size)
+    if bench is None:
+        data.describe(name, folder, download=download, image_size=image_size, as_json=as_json)
+    elif name != "folder" or folder is None:
+        raise ValueError("--bench is for a folder of images; type codistill data folder --folder DIR --bench RECIPE")
+    else:
+        data.bench(folder, bench, [], seconds=seconds, images_per_s=images_per_s, as_json=as_json)
+
+
+@app.command()
+def bench(
+    source: Source,
+    changes: Changes,
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="How many steps to measure.")] = 30,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how fast a recipe trains on this machine, and where the time goes."""
+    from codistill.cli.bench import bench
+
+    bench(source, changes, steps=steps, as_json=as_json)
 
 
 @app.command()
@@ -189,9 +241,17 @@ def doctor(as_json: AsJson = False) -> None:
 
 @app.command()
 def study(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A name that `codistill list studies` shows.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME", help="A name that `codistill list studies` shows.", autocompletion=complete("studies")
+        ),
+    ],
     changes: Changes,
-    seeds: Annotated[int | None, typer.Option(metavar="N", help="Seeds 1 … N; the study's own N if not given.")] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="How many, from the study's first on; its own number if not given."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where it goes; runs/NAME if not given.")] = None,
     jobs: Annotated[int | None, typer.Option(metavar="N", help="Runs side by side; what fits if not given.")] = None,
     methods: Annotated[str | None, typer.Option(metavar="A,B", help="Only the rows of these methods.")] = None,
@@ -218,3 +278,56 @@ def study(
         publish_to=publish,
     )
     raise typer.Exit(code)
+
+
+Runs = Annotated[
+    list[Path],
+    typer.Argument(metavar="RUN|STUDY…", help="Folders of runs or studies, or published results, as in runs/demo."),
+]
+
+
+@app.command()
+def report(
+    runs: Runs,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The page.")] = Path("report.html"),
+    patience: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="How long the networks may be asked about test images.")
+    ] = 20,
+) -> None:
+    """Write one page to look at: results, curves, who teaches whom, mistakes and costs."""
+    from codistill.cli.report import report
+
+    report(runs, out, patience_s=patience)
+
+
+@app.command()
+def watch(
+    runs: Runs,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the page; any that is free if not given.")] = 0,
+    browser: Annotated[bool, typer.Option("--browser", help="Open the page in a browser.")] = False,
+    terminal: Annotated[bool, typer.Option("--terminal", help="Show a table here instead, as over ssh.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print how far the runs are as JSON, once.")] = False,
+) -> None:
+    """Look at runs while they learn: a page on this machine, or a table in the terminal."""
+    from codistill.cli import watch
+
+    if as_json:
+        watch.print_state(runs)
+    elif terminal:
+        watch.watch_in_terminal(runs)
+    else:
+        watch.watch(runs, port, browser=browser)
+
+
+@app.command()
+def compare(
+    runs: Runs,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Also write it: .html, .csv, .md, .tex or .json.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare runs or studies: errors with n and ±, and differences paired by seed."""
+    from codistill.cli.compare import compare
+
+    compare(runs, out, as_json=as_json)

@@ -17,18 +17,20 @@ from codistill.cli.signals import StopRequest
 from codistill.engine.folder import RunFolder
 from codistill.engine.logs import logging_to
 from codistill.recipes.schema import Recipe
+from codistill.trackers.following import Followers, check
 
 DONE, STOPPED = 0, 75  # 75 is EX_TEMPFAIL: try again later
 
 
-def train(source: str, changes: Sequence[str], out: Path | None, *, quiet: bool) -> int:
+def train(source: str, changes: Sequence[str], out: Path | None, *, quiet: bool, trackers: Sequence[str] = ()) -> int:
     """Train to the end or until a signal; the exit code."""
+    check(trackers)
     recipe = recipes.resolve(source, changes)
     folder = out or default_folder(recipe)
 
-    drive(recipe, folder, console(quiet=quiet))
+    drive(recipe, folder, console(quiet=quiet), trackers)
     if not RunFolder(folder).result.exists():
-        options = ["--out", str(folder), *(["--quiet"] if quiet else [])]
+        options = ["--out", str(folder), *(["--quiet"] if quiet else []), *(f"--track={name}" for name in trackers)]
         command = shlex.join(["codistill", "train", source, *changes, *options])
         typer.echo(f"Stopped; everything is saved. The same command continues:\n  {command}")
         return STOPPED
@@ -36,16 +38,22 @@ def train(source: str, changes: Sequence[str], out: Path | None, *, quiet: bool)
     return DONE
 
 
-def drive(recipe: Recipe, folder: Path, screen: Console) -> None:
+def drive(recipe: Recipe, folder: Path, screen: Console, trackers: Sequence[str]) -> None:
     """Train and show how it goes, until the end or a signal."""
     import torch
 
     from codistill.engine import trainer
 
-    with StopRequest() as stop, logging_to(ConsoleHandler(screen)), display(recipe, folder, screen, stop) as shown:
+    with (
+        StopRequest() as stop,
+        logging_to(ConsoleHandler(screen)),
+        display(recipe, folder, screen, stop) as shown,
+        Followers(trackers, recipe, folder) as followers,
+    ):
         try:
             for progress in trainer.train(recipe, folder, stop=stop, heartbeat=shown.heartbeat):
                 shown.show(progress)
+                followers.catch_up()
         except torch.OutOfMemoryError as error:
             advice = f"try batch_size={max(1, recipe.batch_size // 2)} or runtime.precision=bf16, and another --out"
             raise ValueError(f"the device has too little memory for this recipe; {advice}") from error

@@ -47,7 +47,7 @@ def prepare(runtime: Runtime) -> Machine:
         torch.set_num_threads(runtime.threads)
     if runtime.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(runtime.deterministic)
+    _set_deterministic(runtime.deterministic)
     torch.backends.cudnn.benchmark = device.type == "cuda" and not runtime.deterministic
     torch.backends.cudnn.benchmark_limit = 0  # try every algorithm, not the ten that are guessed to be best
     # Torch's default is TF32 for convolutions; who asks for fp32 gets it.
@@ -59,15 +59,21 @@ def prepare(runtime: Runtime) -> Machine:
 def prepared(runtime: Runtime) -> Iterator[Machine]:
     """The same for a while: afterwards torch is as its owner had it, random numbers included."""
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    benchmark, tf32 = torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32
+    cudnn = torch.backends.cudnn
+    benchmark, benchmark_limit, tf32 = cudnn.benchmark, cudnn.benchmark_limit, cudnn.allow_tf32
     random_state = torch.get_rng_state()
     try:
         yield prepare(runtime)
     finally:
         torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(deterministic)
-        torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = benchmark, tf32
+        _set_deterministic(deterministic)
+        cudnn.benchmark, cudnn.benchmark_limit, cudnn.allow_tf32 = benchmark, benchmark_limit, tf32
         torch.set_rng_state(random_state)
+
+
+def _set_deterministic(wanted: bool) -> None:
+    if torch.are_deterministic_algorithms_enabled() != wanted:  # the call itself imports the compiler: seconds
+        torch.use_deterministic_algorithms(wanted)
 
 
 def _device(asked: str) -> torch.device:

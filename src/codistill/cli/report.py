@@ -1,0 +1,20 @@
+"""``codistill report``: one page to look at, of runs and studies."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+
+def report(paths: Sequence[Path], out: Path, *, patience_s: float) -> None:
+    from codistill.report.entries import overview
+    from codistill.report.page import report
+    from codistill.report.sources import find
+
+    seen = overview(find(paths))
+    page = report(seen, patience_s=patience_s)
+    page.write(out)
+    for text in seen.left_out:
+        typer.echo(f"warning: {text}", err=True)
+    size_mb = out.stat().st_size / 1e6
+    typer.echo(f"wrote {out}: {len(seen.runs)} runs, {len(page.charts)} charts, {size_mb:.1f} MB; open it in a browser")

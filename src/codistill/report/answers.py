@@ -1,0 +1,197 @@
+"""What a finished run's classifiers answer to its test images: computed again, because the journal has only averages.
+
+N test images, M classifiers, C classes.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from codistill.cohort import Cohort
+from codistill.data.batches import AugmentSettings
+from codistill.data.images import ImageData
+from codistill.data.load import load
+from codistill.engine.checkpoint import Store
+from codistill.engine.evaluate import CALIBRATION_BINS
+from codistill.engine.folder import RunFolder
+from codistill.engine.runtime import Machine, prepared
+from codistill.engine.training import OnDevice, load_weights
+from codistill.networks.build import architecture
+from codistill.recipes.schema import Recipe
+from codistill.report.runs import SeenRun
+
+BATCH = 500
+TOLERANCE = 0.1  # percentage points, as `codistill evaluate` allows another device
+
+Classify = Callable[[Tensor], Mapping[str, Tensor]]
+
+
+class NotAtHandError(ValueError):
+    """Why a run's answers cannot be had, and what to do about it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """``finals`` are the classifiers that ship; auxiliary ones are there where the last checkpoint is."""
+
+    classifiers: tuple[str, ...]
+    predicted: Tensor  # [M, N]
+    confidence: Tensor  # [M, N]
+    data: ImageData
+
+    @property
+    def labels(self) -> Tensor:
+        return self.data.test.labels
+
+    @property
+    def finals(self) -> list[int]:
+        return [index for index, name in enumerate(self.classifiers) if name.endswith("/final")]
+
+    def agreement(self) -> Tensor:
+        """[M, M]: the share of images, in %, to which two classifiers give the same class."""
+        return 100 * (self.predicted[:, None] == self.predicted[None]).double().mean(dim=-1)
+
+    def class_errors(self) -> Tensor:
+        """[C]: in %, the mean over the networks as they ship."""
+        wrong_N = (self.predicted[self.finals] != self.labels).double().mean(dim=0)
+        images_C = self.labels.bincount(minlength=self.data.num_classes)
+        return 100 * wrong_N.new_zeros(self.data.num_classes).index_add(0, self.labels, wrong_N) / images_C
+
+    def confusion(self) -> Tensor:
+        """[C, C]: how many images of a class were taken for another, summed over the networks as they ship."""
+        classes = self.data.num_classes
+        cells = self.labels * classes + self.predicted[self.finals]
+        return cells.flatten().bincount(minlength=classes**2).view(classes, classes)
+
+    def votes(self, truth: int, taken_for: int) -> Tensor:
+        """[N]: for each image of the class ``truth``, how many networks take it for the other; 0 for other images."""
+        return (self.predicted[self.finals] == taken_for).sum(dim=0) * (self.labels == truth)
+
+    def reliability(self) -> list[tuple[float, float, int]]:
+        """By bin of confidence that has images: mean confidence and share of right answers in %, and how many."""
+        confidence = self.confidence[self.finals].flatten()
+        right = (self.predicted[self.finals] == self.labels).double().flatten()
+        bins = (confidence * CALIBRATION_BINS).ceil().long().sub(1).clamp(0, CALIBRATION_BINS - 1)
+        counts = bins.bincount(minlength=CALIBRATION_BINS)
+        sums = [counts.double().zero_().index_add(0, bins, values.double()) for values in (confidence, right)]
+        found = zip(*(values.tolist() for values in sums), counts.tolist(), strict=True)
+        return [(100 * sure / count, 100 * hits / count, count) for sure, hits, count in found if count]
+
+
+def answers(run: SeenRun, until: float) -> Answers:
+    """Ask every classifier of a finished run about every test image, or say why not; ``until`` is by time.monotonic."""
+    data = _data(run)
+    runtime = run.recipe.runtime.model_copy(update={"device": "auto", "deterministic": False, "threads": None})
+    with prepared(runtime) as machine, torch.no_grad():
+        on_device = OnDevice.of(data, machine.device, AugmentSettings(**run.recipe.augment.model_dump()))
+        classify = _classifiers(run, data, on_device, machine)
+        parts = []
+        for pixels, _ in on_device.splits["test"].in_batches(BATCH):
+            if time.monotonic() > until:
+                raise NotAtHandError("its networks take longer than --patience allows")
+            parts.append({name: _answer(logits) for name, logits in classify(pixels).items()})
+    names = tuple(parts[0])
+    predicted_MN, confidence_MN = (
+        torch.stack([torch.cat([part[name][which] for part in parts]) for name in names]) for which in (0, 1)
+    )
+    found = Answers(names, predicted_MN, confidence_MN, data)
+    _compare(run, found)
+    return found
+
+
+def _answer(logits_BC: Tensor) -> tuple[Tensor, Tensor]:
+    confidence_B, predicted_B = logits_BC.float().softmax(dim=-1).max(dim=-1)
+    return predicted_B.cpu(), confidence_B.cpu()
+
+
+def _data(run: SeenRun) -> ImageData:
+    if not run.place.is_dir():
+        raise NotAtHandError("only its result was published, without the weights")
+    if not run.finished:
+        raise NotAtHandError("it is not finished")
+    try:
+        data = _load(json.dumps(run.recipe.data.model_dump()), run.recipe.seed)
+    except (ValueError, OSError) as error:
+        # Not the error itself, which says where this machine's owner keeps data: pages are passed on.
+        name = run.recipe.data.name
+        raise NotAtHandError(f"the images of {name} are not at hand; see `codistill data {name}`") from error
+    if data.report["sets"]["test"] != run.data.get("sets", {}).get("test"):
+        raise NotAtHandError(f"the test images of {run.recipe.data.name} are not those that the run was measured on")
+    return data
+
+
+@lru_cache(maxsize=1)
+def _load(settings: str, seed: int) -> ImageData:
+    """The rows of a study have the same images, so the last that were read are kept."""
+    return load(seed=seed, **json.loads(settings))
+
+
+def _classifiers(run: SeenRun, data: ImageData, on_device: OnDevice, machine: Machine) -> Classify:
+    """The networks as they ship, and beside them the auxiliary classifiers of the last checkpoint, if it is there."""
+    recipe, cohort = run.recipe, _cohort(run.recipe, run.place, data)
+    shipped: dict[str, nn.Module] = {}
+    for name, network in recipe.networks.items():
+        if cohort is not None and not recipe.ema:
+            # What ships is what the heads sit on: one pass gives both.
+            _load_shipped(cohort.members[name].backbone, run.place, name)
+        else:
+            shipped[name] = architecture(network).backbone(data.num_classes, data.channels)
+            _load_shipped(shipped[name], run.place, name)
+    modules: list[nn.Module] = [*shipped.values(), *([cohort] if cohort is not None else [])]
+    for module in modules:
+        module.eval().to(machine.device).to(memory_format=machine.memory_format)  # type: ignore[call-overload]
+
+    def classify(pixels: Tensor) -> dict[str, Tensor]:
+        images = on_device.plain(pixels).contiguous(memory_format=machine.memory_format)
+        with machine.autocast():
+            everything = cohort(images) if cohort is not None else {}
+            return {**everything, **{f"{name}/final": network(images) for name, network in shipped.items()}}
+
+    return classify
+
+
+def _load_shipped(backbone: nn.Module, folder: Path, name: str) -> None:
+    try:
+        load_weights(backbone, RunFolder(folder).weights(name), name)
+    except ValueError as error:
+        raise NotAtHandError(str(error)) from error
+
+
+def _cohort(recipe: Recipe, folder: Path, data: ImageData) -> Cohort | None:
+    """The cohort as the last checkpoint has it; None where that is gone, damaged or not of the end."""
+    try:
+        saved = Store(RunFolder(folder).checkpoints).newest()
+    except (ValueError, OSError):
+        return None
+    if saved is None or saved.state.get("position") != {"epoch": recipe.length.epochs, "step": 0}:
+        return None
+    cohort = Cohort(
+        recipe.networks,
+        num_classes=data.num_classes,
+        in_channels=data.channels,
+        heads=recipe.heads.kind,
+        exits=recipe.graph.exits,
+    )
+    prefix = "cohort/"
+    cohort.load_state_dict(
+        {name.removeprefix(prefix): tensor for name, tensor in saved.tensors.items() if name.startswith(prefix)}
+    )
+    return cohort
+
+
+def _compare(run: SeenRun, found: Answers) -> None:
+    """What the page says of single images must be of the networks that its tables are about."""
+    for index in found.finals:
+        name = found.classifiers[index].removesuffix("/final")
+        error = 100 * float((found.predicted[index] != found.labels).double().mean())
+        recorded = run.result.errors[name]["top1_error"] if run.result else error
+        if abs(error - recorded) > TOLERANCE:
+            raise NotAtHandError(
+                f"the weights of {name} give an error of {error:.2f} %, and its result says {recorded:.2f} %"
+            )

@@ -1,0 +1,236 @@
+"""What a page is made of: plain values that the template draws. Each has a text form, since not everybody sees."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from markupsafe import Markup
+
+from codistill.studies.tables import Cell, Table, shown
+
+MOST_ROWS = 24  # of a chart's table; the CSV that the page offers has all
+MOST_LABELS = 6  # of a chart that leaves room for another beside it
+MOST_COLUMNS = 7  # of a table that leaves room for another beside it
+DIGITS = 6
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line or set of points. ``low`` and ``high`` bound its band, ``n`` says of how many seeds each point is."""
+
+    name: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+    n: tuple[int, ...] = ()
+    colour: int = 0
+    dash: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        numbers = {key: [rounded(value) for value in getattr(self, key)] for key in ("x", "y", "low", "high")}
+        return {"name": self.name, "colour": self.colour, "dash": self.dash, "n": list(self.n), **numbers}
+
+
+@dataclass(frozen=True)
+class Axis:
+    title: str
+    unit: str = ""
+    log: bool = False
+    labels: tuple[str, ...] = ()
+    """Names of the places 0, 1, 2 …, for an axis of things instead of numbers."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """``points`` draws marks without lines; ``diagonal`` is what a perfect match would be."""
+
+    kind: ClassVar[str] = "chart"
+    id: str
+    title: str
+    x: Axis
+    y: Axis
+    series: tuple[Series, ...]
+    words: str = ""
+    points: bool = False
+    diagonal: bool = False
+
+    @property
+    def is_wide(self) -> bool:
+        """Names of things need room."""
+        return len(self.x.labels) > MOST_LABELS
+
+    def to_dict(self) -> dict[str, Any]:
+        """What the page's script draws."""
+        axes = {
+            name: {"title": axis.title, "unit": axis.unit, "log": axis.log, "labels": list(axis.labels)}
+            for name, axis in (("x", self.x), ("y", self.y))
+        }
+        return {
+            "id": self.id,
+            "title": self.title,
+            **axes,
+            "series": [series.to_dict() for series in self.series],
+            "points": self.points,
+            "diagonal": self.diagonal,
+        }
+
+    def summary(self) -> str:
+        """The chart in a sentence: where its series end, or between which values they lie."""
+        return f"{self.y.title} over {self.x.title}, {len(self.series)} series. " + "; ".join(
+            self._in_words(series) for series in self.series if series.y
+        )
+
+    def _in_words(self, series: Series) -> str:
+        if self.points:
+            return f"{series.name}: {shown(min(series.y))} to {shown(max(series.y))}{self._unit}"
+        return f"{series.name} ends at {shown(series.y[-1])}{self._unit}"
+
+    @property
+    def _unit(self) -> str:
+        return f" {self.y.unit}" if self.y.unit else ""
+
+    def table(self) -> Table:
+        """The numbers, at some of the places if there are many."""
+        if any(len(set(series.x)) < len(series.x) for series in self.series) or (self.points and not self.x.labels):
+            rows: list[tuple[Cell, ...]] = [
+                (series.name, self._place(x), y)
+                for series in self.series
+                for x, y in zip(series.x, series.y, strict=True)
+            ]
+            return Table(self.title, ("series", self.x.title, self.y.title), tuple(rows))
+        values = [dict(zip(series.x, series.y, strict=True)) for series in self.series]
+        places = sorted({x for value in values for x in value})
+        some = thinned(places, len(places) if self.x.labels else MOST_ROWS)
+        rows = [(self._place(x), *(value.get(x) for value in values)) for x in some]
+        notes = (f"{len(some)} of {len(places)} places; the CSV has all.",) if len(some) < len(places) else ()
+        columns = (self.x.title, *(series.name for series in self.series))
+        return Table(self.title, columns, tuple(rows), notes)
+
+    def _place(self, x: float) -> Cell:
+        if self.x.labels:
+            return self.x.labels[int(x)]
+        return int(x) if x == int(x) else x
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Numbers by row and column, shaded by size; None is an empty cell."""
+
+    kind: ClassVar[str] = "matrix"
+    title: str
+    corner: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    values: tuple[tuple[float | None, ...], ...]
+    words: str = ""
+    form: str = ".2f"
+    """How numbers are written."""
+
+    def cells(self) -> list[tuple[str, list[tuple[str, float | None, int]]]]:
+        """By row: the text, the value, and the shade from 0 to 100."""
+        there = [value for row in self.values for value in row if value is not None and math.isfinite(value)]
+        least, most = (min(there), max(there)) if there else (0.0, 0.0)
+
+        def cell(value: float | None) -> tuple[str, float | None, int]:
+            if value is None or not math.isfinite(value):
+                return "·", None, 0
+            shade = round(100 * (value - least) / (most - least)) if most > least else 50
+            return f"{value:{self.form}}", value, shade
+
+        return [(name, [cell(value) for value in row]) for name, row in zip(self.rows, self.values, strict=True)]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table as the page shows it."""
+
+    kind: ClassVar[str] = "grid"
+    table: Table
+
+    @property
+    def is_wide(self) -> bool:
+        return len(self.table.columns) > MOST_COLUMNS
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A picture that is SVG already, and safe."""
+
+    kind: ClassVar[str] = "drawing"
+    title: str
+    svg: Markup
+    words: str = ""
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """Images of one class that were taken for another."""
+
+    truth: str
+    taken_for: str
+    counts: tuple[str, ...]
+    images: tuple[str, ...]
+    """As data: URIs."""
+
+
+@dataclass(frozen=True)
+class Gallery:
+    kind: ClassVar[str] = "gallery"
+    title: str
+    mistakes: tuple[Mistake, ...]
+    words: str = ""
+
+
+@dataclass(frozen=True)
+class Code:
+    """Text as it is written, to be read and copied."""
+
+    kind: ClassVar[str] = "code"
+    title: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Words:
+    """A paragraph; ``missing`` when it says why something is not shown."""
+
+    kind: ClassVar[str] = "words"
+    text: str
+    missing: bool = False
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Blocks that open on demand."""
+
+    kind: ClassVar[str] = "fold"
+    id: str
+    title: str
+    blocks: tuple["Block", ...]
+    is_open: bool = False
+
+
+Block = Chart | Matrix | Grid | Drawing | Gallery | Code | Words | Fold
+
+
+@dataclass(frozen=True)
+class Section:
+    id: str
+    title: str
+    blocks: tuple[Block, ...]
+    words: str = ""
+
+
+def rounded(value: float) -> float | None:
+    """Six digits are more than a chart shows; JSON has no infinities."""
+    return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+
+
+def thinned(places: Sequence[float], most: int) -> list[float]:
+    """So many of them, evenly, the first and the last among them."""
+    if len(places) <= most:
+        return list(places)
+    step = (len(places) - 1) / (most - 1)
+    return [places[round(index * step)] for index in range(most)]

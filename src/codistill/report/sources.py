@@ -1,0 +1,57 @@
+"""Which runs a path stands for: a run, a study's folder, a folder of either, or published results."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from codistill.engine.folder import RunFolder
+from codistill.report.runs import SeenRun, read_published, read_run
+
+ACCEPTED = "a run's folder, a study's folder, a result.json, or a folder of such files"
+
+
+@dataclass
+class Found:
+    """The runs that could be read, and a word about each that could not."""
+
+    runs: list[SeenRun] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+
+def find(paths: Sequence[Path]) -> Found:
+    """All runs below these paths, each once. One that cannot be read does not keep the others from being shown."""
+    if not paths:
+        raise ValueError(f"no run is named; give {ACCEPTED}, as in runs/demo")
+    found, places = Found(), dict.fromkeys(place for path in paths for place in expand(path))
+    for place in places:
+        try:
+            found.runs.append(read_run(place) if place.is_dir() else read_published(place))
+        except (ValueError, OSError) as error:
+            found.left_out.append(f"{place.name} is left out: {error}")
+    if not found.runs:
+        raise ValueError("none of the runs can be read:\n  " + "\n  ".join(found.left_out))
+    return found
+
+
+def expand(path: Path) -> list[Path]:
+    """The run folders and result files that ``path`` stands for."""
+    if path.is_file():
+        return [_run_or_result(path)]
+    if not path.is_dir():
+        raise ValueError(f"{path}: no such file or folder; give {ACCEPTED}")
+    if RunFolder(path).recipe.exists():
+        return [path]
+    for folder in (path / "runs", path):
+        if folder.is_dir() and (inside := [run for run in sorted(folder.iterdir()) if RunFolder(run).recipe.exists()]):
+            return inside
+    if results := sorted(path.glob("*.json")):
+        return results
+    raise ValueError(f"{path} holds no run; give {ACCEPTED}")
+
+
+def _run_or_result(file: Path) -> Path:
+    """A result.json beside its recipe stands for the whole run, which has more to show."""
+    folder = RunFolder(file.parent)
+    if file.suffix != ".json":
+        raise ValueError(f"{file} is no run; give {ACCEPTED}")
+    return file.parent if file.name == folder.result.name and folder.recipe.exists() else file

@@ -1,0 +1,121 @@
+"""Run folders as a training leaves them, with made-up numbers: quick to make, and known in advance."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from codistill.engine.files import to_json
+from codistill.recipes import files, get
+from codistill.recipes.schema import Recipe
+from codistill.report.entries import Overview, overview
+from codistill.report.sources import find
+from codistill.studies import catalogue
+
+ENVIRONMENT = {
+    "codistill": "0.1.0",
+    "commit": "0123456789abcdef",
+    "dirty": False,
+    "torch": "2.13.0",
+    "cpu": "a CPU",
+    "accelerators": [],
+    "command": ["codistill", "train"],
+}
+SECONDS_PER_EPOCH = 10.0
+TRAIN_IMAGES = 1500
+DATA = {"sets": {"train": {"images": TRAIN_IMAGES}, "test": {"images": 2000}}, "classes": ["cat", "dog"]}
+METHODS, SEEDS = ("independent", "dml", "dcm"), tuple(catalogue.get("demo").seed_range(3))
+
+
+def quick(method: str = "dcm", seed: int = 1, **changes: Any) -> Recipe:
+    """The demonstration's recipe, of twelve epochs that are all evaluated."""
+    recipe = get("quickstart", [f"method={method}", f"seed={seed}", "length.epochs=12", "evaluation.every_epochs=1"])
+    return recipe.replace(**changes)
+
+
+def look(*paths: Path) -> Overview:
+    return overview(find(paths))
+
+
+def made_up_error(recipe: Recipe, classifier: str, epoch: int) -> float:
+    """Falls from 90 towards something that differs by method, classifier and seed."""
+    end = 20 + len(recipe.method) + 0.1 * ord(classifier[0]) + 0.05 * len(classifier)
+    end += math.sin(recipe.seed * sum(map(ord, recipe.method)))  # so that differences of methods differ by seed
+    return end + (90 - end) * math.exp(-4 * epoch / recipe.length.epochs)
+
+
+def record(recipe: Recipe, epoch: int) -> dict[str, Any]:
+    """An evaluation as the journal has it; auxiliary classifiers and the ensemble less often."""
+    graph = recipe.graph
+    everything = epoch % recipe.evaluation.all_every_epochs == 0 or epoch == recipe.length.epochs
+    finals = [f"{name}/final" for name in recipe.networks]
+    names = [*(classifier.name for classifier in graph.classifiers), "ensemble"] if everything else finals
+    test = {}
+    for name in names:
+        error = made_up_error(recipe, name, epoch)
+        test[name] = {"top1_error": error, "top5_error": error / 4, "nll": error / 25, "ece": error / 10}
+    return {
+        "epoch": epoch,
+        "terms": {
+            edge: weight * (1 + place / 10) / epoch for place, (edge, weight) in enumerate(graph.weights.items())
+        },
+        "train_error": {name: made_up_error(recipe, name, epoch) - 5 for name in finals},
+        "test": test,
+    }
+
+
+def records(recipe: Recipe, epochs: int) -> list[dict[str, Any]]:
+    every = recipe.evaluation.every_epochs
+    return [
+        record(recipe, epoch) for epoch in range(1, epochs + 1) if epoch % every == 0 or epoch == recipe.length.epochs
+    ]
+
+
+def result(recipe: Recipe) -> dict[str, Any]:
+    epochs = records(recipe, recipe.length.epochs)
+    networks = {}
+    for name, network in recipe.networks.items():
+        curve = [(one["test"][f"{name}/final"]["top1_error"], one["epoch"]) for one in epochs]
+        best, at = min(curve)
+        networks[name] = {
+            "network": network,
+            "parameters": 1000,
+            "last": epochs[-1]["test"][f"{name}/final"],
+            "best_epoch": {"epoch": at, "top1_error": best},
+        }
+    return {
+        "format": 1,
+        "recipe": recipe.model_dump(mode="json"),
+        "scale": recipe.length.scale,
+        "networks": networks,
+        "epochs": epochs,
+        "data": DATA,
+        "environment": ENVIRONMENT,
+        "path": "fp32, step by step",
+        "elapsed_s": SECONDS_PER_EPOCH * recipe.length.epochs,
+        "peak_device_bytes": 2**30,
+    }
+
+
+def made_up_run(folder: Path, recipe: Recipe, epochs: int | None = None) -> Path:
+    """A finished run, or one that has come so many epochs far."""
+    done = recipe.length.epochs if epochs is None else epochs
+    folder.mkdir(parents=True)
+    (folder / "recipe.yaml").write_text(files.dumps(recipe))
+    (folder / "environment.json").write_text(json.dumps(ENVIRONMENT))
+    (folder / "data.json").write_text(json.dumps(DATA))
+    for one in records(recipe, done):
+        append(folder, one)
+    if epochs is None:
+        (folder / "result.json").write_text(to_json(result(recipe), indent=2))
+    return folder
+
+
+def append(folder: Path, one: dict[str, Any]) -> None:
+    """An evaluation, as the training writes it."""
+    for name, line in (
+        ("journal.jsonl", one),
+        ("timing.jsonl", {"epoch": one["epoch"], "elapsed_s": SECONDS_PER_EPOCH * one["epoch"]}),
+    ):
+        with (folder / name).open("a") as file:
+            file.write(to_json(line) + "\n")

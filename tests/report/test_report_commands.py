@@ -1,0 +1,135 @@
+"""`codistill report`, `watch` and `compare` as they are typed."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_up import look, made_up_run, quick
+from typer.testing import CliRunner
+
+from codistill.cli.app import app
+
+
+def call(*arguments: object) -> Any:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="codistill")
+
+
+def test_report_writes_one_page(study: Path, tmp_path: Path) -> None:
+    done = call("report", study, "-o", tmp_path / "page.html")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith(f"wrote {tmp_path / 'page.html'}: 9 runs, 15 charts, ")
+    assert (tmp_path / "page.html").read_text().lstrip().startswith("<!doctype html>")
+
+
+def test_report_goes_to_the_working_folder_by_default(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call("report", study / "runs").exit_code == 0
+    assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_report_of_published_results(tmp_path: Path) -> None:
+    results = Path(__file__).parents[2] / "results" / "24-epochs"
+    done = call("report", results, "-o", tmp_path / "page.html")
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / "page.html").read_text()
+    assert "WRN-28-4 twins on CIFAR-100" in text
+    assert "only results were published" in text
+    assert "28.35" in text
+
+
+def test_a_run_that_is_left_out_is_warned_of(tmp_path: Path) -> None:
+    made_up_run(tmp_path / "good", quick())
+    (made_up_run(tmp_path / "bad", quick(seed=2)) / "recipe.yaml").write_text("?")
+    done = call("report", tmp_path, "-o", tmp_path / "page.html")
+    assert done.exit_code == 0
+    assert done.stderr.startswith("warning: bad is left out: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["report", "nowhere"], "nowhere: no such file or folder"),
+        (["watch", "nowhere"], "nowhere: no such file or folder"),
+        (["compare", "nowhere"], "nowhere: no such file or folder"),
+        (["compare", "nowhere", "-o", "table.png"], "unknown form of comparison '.png'"),
+        (["compare", "nowhere", "-o", "table"], "unknown form of comparison 'table'"),
+    ],
+)
+def test_mistakes_are_said_in_a_sentence(arguments: list[str], words: str) -> None:
+    done = call(*arguments)
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"error: {words}")
+    assert "Traceback" not in done.output
+
+
+def test_compare_prints_errors_and_paired_differences(study: Path) -> None:
+    done = call("compare", study)
+    assert done.exit_code == 0, done.output
+    assert "DCM − independent" in done.stdout
+    assert "95 % interval" in done.stdout
+
+
+def test_compare_as_json_is_the_same_in_full(study: Path) -> None:
+    done = call("compare", study, "--json")
+    tables = json.loads(done.stdout)
+    exact = look(study).tables()
+    assert tables["errors"]["rows"][0]["a"]["mean"] == exact.errors.rows[0][2].mean  # type: ignore[union-attr]
+    assert len(tables["differences"]["rows"]) == 9
+
+
+@pytest.mark.parametrize("suffix", [".html", ".csv", ".md", ".tex", ".json"])
+def test_compare_writes_the_form_that_the_suffix_says(study: Path, tmp_path: Path, suffix: str) -> None:
+    out = tmp_path / f"table{suffix}"
+    done = call("compare", study, "-o", out)
+    assert done.exit_code == 0, done.output
+    assert "DCM" in out.read_text()
+
+
+def test_the_csv_has_means_deviations_and_n(study: Path, tmp_path: Path) -> None:
+    call("compare", study, "-o", tmp_path / "table.csv")
+    rows = list(csv.DictReader((tmp_path / "table.csv").read_text().splitlines()))
+    exact = look(study).tables().errors.rows
+    assert [float(row["a"]) for row in rows] == [row[2].mean for row in exact]  # type: ignore[union-attr]
+    assert [row["a n"] for row in rows] == ["3"] * 3
+    differences = list(csv.DictReader((tmp_path / "table.differences.csv").read_text().splitlines()))
+    assert len(differences) == 9
+
+
+def test_compare_says_which_runs_do_not_count(tmp_path: Path) -> None:
+    made_up_run(tmp_path / "done", quick(seed=1))
+    made_up_run(tmp_path / "going", quick(seed=2), epochs=2)
+    done = call("compare", tmp_path)
+    assert done.exit_code == 0
+    assert "warning: going is not finished, so it does not count" in done.stderr
+
+
+def test_watch_in_a_terminal_and_as_json(tmp_path: Path) -> None:
+    folder = made_up_run(tmp_path / "run", quick(), epochs=2)
+    assert "2/12" in call("watch", folder, "--terminal").stdout
+    assert json.loads(call("watch", folder, "--json").stdout)["runs"][0]["epoch"] == 2
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [("codistill wat", ["watch"]), ("codistill train quick", ["quickstart"]), ("codistill study dem", ["demo"])],
+)
+def test_the_shell_completes_commands_and_names(typed: str, expected: list[str]) -> None:
+    words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1), "_CODISTILL_COMPLETE": "complete_bash"}
+    done = CliRunner().invoke(app, [], prog_name="codistill", env=words)
+    assert done.stdout.split() == expected
+
+
+def test_looking_at_journals_needs_no_torch(study: Path) -> None:
+    """A page that follows a training must not cost a second copy of torch."""
+    code = (
+        "import sys; from pathlib import Path; from codistill.report.server import News;"
+        f"News([Path({str(study)!r})]).page(); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

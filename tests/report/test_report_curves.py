@@ -1,0 +1,95 @@
+"""Charts say what the journals say: means and ranges by numpy, weights taken out, paces from the clock."""
+
+from pathlib import Path
+
+import numpy as np
+from made_up import SECONDS_PER_EPOCH, SEEDS, TRAIN_IMAGES, look, made_up_error, made_up_run, quick
+
+from codistill.report import curves, facts
+from codistill.report.blocks import Axis, Chart, Matrix, Series, thinned
+from codistill.report.page import live
+
+
+def test_lines_are_means_and_bands_the_range(study: Path) -> None:
+    chart = next(one for one in live(look(study)).charts if one.id == "error")
+    assert [series.name for series in chart.series] == [
+        f"{label}, {network}" for label in ("independent", "DML", "DCM") for network in "ab"
+    ]
+    for series in chart.series[4:]:
+        values = np.array(
+            [
+                [made_up_error(quick("dcm", seed), f"{series.name[-1]}/final", epoch) for epoch in range(1, 13)]
+                for seed in SEEDS
+            ]
+        )
+        np.testing.assert_allclose(series.y, values.mean(axis=0))
+        np.testing.assert_allclose(series.low, values.min(axis=0))
+        np.testing.assert_allclose(series.high, values.max(axis=0))
+        assert series.n == (3,) * 12
+
+
+def test_seeds_that_are_not_so_far_yet_are_not_counted(tmp_path: Path) -> None:
+    made_up_run(tmp_path / "one", quick(seed=1), epochs=4)
+    made_up_run(tmp_path / "two", quick(seed=2), epochs=2)
+    chart = next(one for one in live(look(tmp_path)).charts if one.id == "error")
+    assert [series.n for series in chart.series] == [(2, 2, 1, 1)] * 2
+
+
+def test_a_networks_loss_is_the_sum_of_what_it_learns_from(tmp_path: Path) -> None:
+    run = look(made_up_run(tmp_path / "run", quick())).runs[0]
+    losses = [curves.network_loss(run, network) for network in "ab"]
+    total = [sum(one["terms"].values()) for one in run.records]
+    np.testing.assert_allclose([losses[0][epoch] + losses[1][epoch] for epoch in range(1, 13)], total)
+
+
+def test_divergences_are_without_their_weights(tmp_path: Path) -> None:
+    recipe = quick(weights={"alpha": 2.0}, temperature=3.0, t_squared=True)
+    (entry,) = look(made_up_run(tmp_path / "run", recipe)).entries
+    chart = curves.divergences(entry, "row0")
+    assert chart is not None
+    assert len(chart.series) == len(recipe.graph.transfers) == 18
+    terms = entry.first.records[0]["terms"]
+    for series, edge in zip(chart.series, recipe.graph.transfers, strict=True):
+        assert series.name == edge.name
+        np.testing.assert_allclose(series.y[0], terms[edge.name] / (edge.weight * 9))
+    assert len({(series.colour % 7, series.dash, series.colour // 7) for series in chart.series}) == 18
+
+
+def test_independent_networks_have_no_divergences(tmp_path: Path) -> None:
+    (entry,) = look(made_up_run(tmp_path / "run", quick("independent"))).entries
+    assert curves.divergences(entry, "row0") is None
+
+
+def test_every_classifier_and_the_ensemble_have_a_line(tmp_path: Path) -> None:
+    (entry,) = look(made_up_run(tmp_path / "run", quick())).entries
+    chart = curves.classifiers(entry, "row0")
+    assert [series.name for series in chart.series] == [
+        *(f"{network}/{exit}" for network in "ab" for exit in ("final", "stage2", "stage1")),
+        "ensemble",
+    ]
+    assert [len(series.x) for series in chart.series] == [12, 1, 1, 12, 1, 1, 1]
+
+
+def test_pace_and_cost_follow_the_clock(study: Path) -> None:
+    seen = look(study)
+    assert {value for series in curves.pace(seen).series for value in series.y} == {TRAIN_IMAGES / SECONDS_PER_EPOCH}
+    chart = next(iter(facts.cost_blocks(seen)))
+    assert isinstance(chart, Chart)
+    assert chart.x.unit == "min"
+    assert {x for series in chart.series for x in series.x} == {12 * SECONDS_PER_EPOCH / 60}
+    row = facts.cost_table(seen).rows[0]
+    assert row[:5] == ("independent", 3, 2.0, 150, 1.0)
+
+
+def test_the_text_form_of_a_long_chart_has_some_of_its_places() -> None:
+    values = tuple(float(x) for x in range(1, 201))
+    table = Chart("id", "Title", Axis("epoch"), Axis("error"), (Series("s", values, values),)).table()
+    assert len(table.rows) == 24
+    assert (table.rows[0], table.rows[-1]) == ((1, 1.0), (200, 200.0))
+    assert table.notes == ("24 of 200 places; the CSV has all.",)
+    assert thinned([1.0, 2.0], 5) == [1.0, 2.0]
+
+
+def test_matrices_shade_from_the_least_to_the_most() -> None:
+    matrix = Matrix("m", "x", ("r",), ("a", "b", "c", "d"), ((0.0, 5.0, 10.0, None),), form=".1f")
+    assert matrix.cells() == [("r", [("0.0", 0.0, 0), ("5.0", 5.0, 50), ("10.0", 10.0, 100), ("·", None, 0)])]
