@@ -142,6 +142,15 @@ def test_what_is_stripped_is_a_copy() -> None:
         cohort.strip("b")
 
 
+def test_every_head_says_what_it_is_made_of() -> None:
+    assert Cohort({"a": "wrn-28-4", "b": Tiny(6)}, 5, exits={"a": ("stage1",), "b": None}).head_words == {
+        "a/stage1": "4 × 128, 2 × 256",
+        "b/early": "of kind paper",
+    }
+    assert Cohort({"a": "wrn-10-1"}, 5, heads="apfc").head_words["a/stage2"].startswith("averages over a 4×4 grid")
+    assert Cohort({"a": "wrn-10-1"}, 5, heads="narrow").head_words["a/stage2"] == "1 × 64"
+
+
 def test_everything_builds_on_meta() -> None:
     with torch.device("meta"):
         cohort = Cohort({"a": "wrn-28-10", "b": "resnet-50"}, 100, batchnorm_init="uniform")
@@ -199,7 +208,7 @@ GOOD = {"a": "resnet-8"}
         ({}, {}, "without networks; give at least one"),
         ({"a": "resnet-9"}, {}, "resnet-9: depth 9 does not fit"),
         ({"a": "wrm-28-4"}, {}, "did you mean 'wrn-28-4'"),
-        ({"a": 7}, {}, "network 'a' is of type int; give a name such as"),
+        ({"a": 7}, {}, "network 'a' is of type int; give a name such as 'wrn-28-4', an nn.Module or an Architecture"),
         ({"a/b": "resnet-8"}, {}, "network name 'a/b': use letters"),
         ({"a->b": "resnet-8"}, {}, "network name 'a->b': use letters"),
         ({"a.b": "resnet-8"}, {}, "network name 'a.b': use letters"),

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from codistill.networks.backbone import Architecture, Backbone
+from codistill.networks.backbone import Architecture, Backbone, wrong_size
 from codistill.networks.build import architecture
+from codistill.networks.foreign.architecture import OwnArchitecture
 from codistill.networks.heads import HEAD_KINDS
 from codistill.networks.names import RESERVED, outline
 from codistill.randomness import derive
@@ -39,11 +40,13 @@ class Member(nn.Module):
 
 
 class Cohort(nn.Module):
-    """N named networks: ``Cohort({"a": "wrn-28-4", "b": "mobilenet"}, num_classes=100)``.
+    """N named networks: ``Cohort({"a": "wrn-28-4", "b": "timm:resnet18", "c": my_module}, num_classes=100)``.
 
     ``heads`` is their kind, ``exits`` where they hang: None for the paper's two of every network, names for all alike,
-    or names by network. A network's initial weights depend on the seed and on its name in the cohort alone, so
-    they are the same whatever it learns with, and twins differ.
+    or names by network; for a module of one's own, the paths of its modules. A network's initial weights depend on the
+    seed and on its name in the cohort alone, so they are the same whatever it learns with, and twins differ. A module
+    of one's own is copied with the weights that it has. ``image_size`` (height, width) is only checked: a few networks
+    take images of one size alone.
     """
 
     members: Mapping[str, Member]
@@ -51,12 +54,13 @@ class Cohort(nn.Module):
 
     def __init__(
         self,
-        networks: Mapping[str, str | Architecture],
+        networks: Mapping[str, str | Architecture | nn.Module],
         num_classes: int,
         *,
         in_channels: int = 3,
+        image_size: tuple[int, int] | None = None,
         heads: str = "paper",
-        exits: Iterable[str] | Mapping[str, Iterable[str]] | None = None,
+        exits: Iterable[str] | Mapping[str, Iterable[str] | None] | None = None,
         seed: int = 0,
         batchnorm_init: str = "ones",
     ) -> None:
@@ -69,10 +73,17 @@ class Cohort(nn.Module):
         if batchnorm_init not in BATCHNORM_INITS:
             raise unknown("batchnorm_init", batchnorm_init, BATCHNORM_INITS)
         _check_names(networks)
-        architectures = {name: _architecture(name, network) for name, network in networks.items()}
+        _check_distinct(networks)
         wanted = _exits_by_network(exits, networks)
-        classifiers = {name: _classifiers(name, network, wanted[name]) for name, network in architectures.items()}
+        architectures: dict[str, Architecture] = {}
+        classifiers: dict[str, dict[str, int]] = {}
+        for name, given in networks.items():
+            architectures[name], exit_names = _understood(name, given, wanted[name])
+            classifiers[name] = _classifiers(name, architectures[name], exit_names)
+        _check_sizes(architectures, image_size)
         self.outline = Outline(classifiers)
+        self.head_words: dict[str, str] = {}
+        """What every head is made of, by the classifier's name."""
         members: dict[str, Member] = {}
         for name, network in architectures.items():
             with _draws_from(derive(seed, "init", name)):
@@ -83,6 +94,7 @@ class Cohort(nn.Module):
                 with _draws_from(derive(seed, "init", f"{name}/{exit_name}")):
                     member.heads[exit_name] = network.head(exit_name, heads, num_classes)
                     _initialise_batchnorm(member.heads[exit_name], batchnorm_init)
+                self.head_words[f"{name}/{exit_name}"] = network.head_words(exit_name, heads)
             members[name] = member
         self.members = cast(Mapping[str, Member], nn.ModuleDict(members))
         self.to(torch.get_default_device())
@@ -95,11 +107,11 @@ class Cohort(nn.Module):
             for exit_name, logits in member(images_BCHW).items()
         }
 
-    def strip(self, name: str) -> Backbone:
+    def strip(self, name: str) -> nn.Module:
         """A copy of the network alone, as it ships: nothing that was added for learning is in it."""
         if name not in self.members:
             raise unknown("network", name, self.members)
-        return deepcopy(self.members[name].backbone)
+        return deepcopy(self.members[name].backbone).release()
 
 
 @contextmanager
@@ -124,21 +136,47 @@ def _initialise_batchnorm(module: nn.Module, how: str) -> None:
 
 def _classifiers(name: str, network: Architecture, wanted: Iterable[str] | None) -> dict[str, int]:
     available = {place.name: place.stage for place in network.exits}
-    return outline(f"network {name!r}", available, wanted)
+    return outline(f"network {name!r}", available, network.default_exits if wanted is None else wanted)
 
 
-def _architecture(name: str, network: str | Architecture) -> Architecture:
-    if isinstance(network, Architecture):
-        return network
-    if isinstance(network, str):
-        return architecture(network)
+def _understood(name: str, network: object, exits: Iterable[str] | None) -> tuple[Architecture, Iterable[str] | None]:
+    """The architecture, and at which of its exits heads are wanted."""
+    match network:
+        case Architecture():
+            return network, exits
+        case str():
+            return architecture(network), exits
+        case nn.Module() if exits and not isinstance(exits, str):
+            return OwnArchitecture(network, tuple(exits), f"network {name!r}"), None  # exits there, so heads at all
+        case nn.Module():
+            return OwnArchitecture(network, label=f"network {name!r}"), exits
     raise ValueError(
-        f"network {name!r} is of type {type(network).__name__}; give a name such as 'wrn-28-4' or an Architecture"
+        f"network {name!r} is of type {type(network).__name__}; give a name such as 'wrn-28-4', an nn.Module or an "
+        f"Architecture"
     )
 
 
+def _check_distinct(networks: Mapping[str, object]) -> None:
+    modules = [network for network in networks.values() if isinstance(network, nn.Module)]
+    if len(set(modules)) < len(modules):
+        raise ValueError("one module is given as two networks, which would be equal and teach nothing; build two")
+
+
+def _check_sizes(architectures: Mapping[str, Architecture], image_size: tuple[int, int] | None) -> None:
+    sizes = {name: network.image_size for name, network in architectures.items() if network.image_size}
+    for name, size in sizes.items():
+        if image_size is not None and image_size != (size, size):
+            raise wrong_size(f"network {name!r}", size, image_size)
+    if len(set(sizes.values())) > 1:
+        taken = ", ".join(f"{name!r} only {size}×{size}" for name, size in sizes.items())
+        raise ValueError(
+            f"the networks take images of different sizes: {taken}; say the same size in their names, as in "
+            f"timm:vit_tiny_patch16_224:img_size=32, or take others"
+        )
+
+
 def _exits_by_network(
-    exits: Iterable[str] | Mapping[str, Iterable[str]] | None, networks: Iterable[str]
+    exits: Iterable[str] | Mapping[str, Iterable[str] | None] | None, networks: Iterable[str]
 ) -> Mapping[str, Iterable[str] | None]:
     if exits is None or not isinstance(exits, Mapping):
         return dict.fromkeys(networks, exits)

@@ -8,7 +8,8 @@ from xml.etree import ElementTree
 import pytest
 from calling import Codistill
 
-from codistill.cli.show import INPUTS, network_input
+import zoo
+from codistill.cli.show import network_input
 from codistill.data import cifar, embedded
 from codistill.recipes import get, loads
 
@@ -36,6 +37,51 @@ def test_costs_are_those_counted_by_hand(codistill: Codistill) -> None:
     assert seen["recipe"]["name"] == "cifar100/wrn-28-10-mobilenet"
 
 
+# Counted by hand in the networks' own tests: the paper's C2 and C3 of ResNet-50, which torchvision's gets by itself.
+RESNET_50_HEADS = {"c2": ("layer3", 58_668_008), "c3": ("layer2", 16_297_960)}
+
+
+def test_the_plan_says_where_heads_hang_what_they_are_and_what_they_cost(codistill: Codistill) -> None:
+    assert zoo.torchvision
+    seen = shown(codistill, "imagenet/resnet-18-twins", "networks.b=torchvision:resnet50")["networks"]
+    assert list(seen["a"]["plan"]) == ["stage3", "stage2"]
+    assert seen["a"]["plan"]["stage3"]["made_of"] == "2 × 1024"
+    plan = seen["b"]["plan"]
+    assert {name: (head["module"], head["cost"]["parameters"]) for name, head in plan.items()} == RESNET_50_HEADS
+    assert plan["c2"]["features"] == [1024, 14, 14]
+    assert plan["c2"]["made_of"] == "3 of 3 blocks of layer4, twice as wide"
+    assert [head["stage"] for head in plan.values()] == [2, 3]
+    for network in seen.values():
+        for key in ("parameters", "flops"):
+            assert sum(head["cost"][key] for head in network["plan"].values()) == network["heads"][key]
+
+
+def test_the_plan_changes_with_exits_and_kind(codistill: Codistill) -> None:
+    text = codistill("show", "quickstart", "networks.b=timm:resnet10t@layer1", "heads.kind=narrow").stdout
+    (line,) = [line for line in text.splitlines() if "│ b/" in line]
+    cells = [cell.strip() for cell in line.strip("│").split("│")]
+    assert cells[:5] == [
+        "b/c2",
+        "C2",
+        "layer1",
+        "64×4×4",
+        "layer2, layer3, layer4, half as wide",
+    ]
+    assert "│ a/stage2 │ C2 │ stage2" in text
+
+
+def test_networks_that_cannot_be_had_are_an_error_without_a_traceback(codistill: Codistill) -> None:
+    for change, said in (
+        ("networks.a=timm:resnet19", "timm has no network 'resnet19'; did you mean 'resnet18'?"),
+        ("networks.a=torchvision:resnet18", "torchvision:resnet18 takes images of 3 channels, and these have 1"),
+        ("networks.a=timm:vit_tiny_patch16_224", "takes only images of 224×224, and these are "),
+        ("networks.a=timm:resnet10t@layer7", "it has no module 'layer7' that runs; did you mean 'layer"),
+    ):
+        result = codistill("show", "quickstart", change)
+        assert (result.exit_code, result.exception and type(result.exception)) == (2, SystemExit), result.stderr
+        assert said in result.stderr
+
+
 def test_only_heads_that_the_method_uses_cost_anything(codistill: Codistill) -> None:
     seen = shown(codistill, "cifar100/wrn-28-10-mobilenet", "method=dml")
     assert [network["heads"]["parameters"] for network in seen["networks"].values()] == [0, 0]
@@ -61,12 +107,11 @@ def test_text_has_the_whole_recipe_then_costs_then_the_matrix(codistill: Codisti
 
 def test_inputs_are_those_of_the_data() -> None:
     data = embedded.read()
-    assert set(INPUTS) == {"fashion", *cifar.CIFARS}
-    fashion = INPUTS["fashion"]
+    fashion = network_input(get("quickstart", ["data.image_size=null"]))
     assert (fashion.channels, fashion.height, fashion.width) == (data.channels, *data.image_size)
     assert fashion.classes == data.num_classes
     for name, known in cifar.CIFARS.items():
-        seen = INPUTS[name]
+        seen = network_input(get("quickstart", [f"data.name={name}", "data.image_size=null"]))
         assert (seen.channels, seen.height, seen.width, seen.classes) == (*cifar.SHAPE, known.num_classes)
 
 
@@ -74,7 +119,9 @@ def test_a_folder_that_is_not_there_is_counted_as_imagenet_and_said_so(codistill
     text = codistill("show", "imagenet/resnet-18-twins").stdout
     assert "For one image of 3×224×224, 1000 classes assumed" in text
     for name in ("cat", "dog", "owl"):
-        Path("photos/train", name).mkdir(parents=True)
+        for split in ("train", "test"):
+            Path("photos", split, name).mkdir(parents=True)
+            Path("photos", split, name, "1.jpg").touch()
     seen = network_input(get("imagenet/resnet-18-twins", ["data.folder=photos"]))
     assert (seen.classes, seen.note) == (3, "")
 

@@ -14,6 +14,7 @@ import torch
 from codistill.export.archive import refuse_code
 from codistill.export.exporting import Exported
 from codistill.export.formats import FORMATS
+from codistill.export.identity import Identity
 
 Parts = dict[str, bytes]
 
@@ -58,6 +59,7 @@ def first_node(model: Any) -> dict[str, Any]:
 
 
 MODEL, WEIGHTS = "models/model.json", "data/weights/model_weights_config.json"
+CONSTANTS = "data/constants/model_constants_config.json"
 BROKEN: dict[str, tuple[Callable[[Parts], None], str]] = {
     "pickled inputs": (pickled, "it has pickled inputs"),
     "pickled weights": (
@@ -112,6 +114,64 @@ def test_what_torch_would_have_run_is_not_run(exported: dict[str, Exported], tmp
 def test_our_own_files_are_fine(exported: dict[str, Exported], tmp_path: Path) -> None:
     refuse_code(exported["pt2"].model)
     refuse_code(changed(exported["pt2"].model, tmp_path / "model.pt2", lambda parts: None))
+
+
+@pytest.mark.parametrize(
+    ("text", "fine"),
+    [
+        ("s77", True),
+        ("Symbol('s77', positive=True, integer=True)", True),
+        ("Mul(Integer(4), Symbol('s77', positive=True, integer=True))", True),
+        ("Add(Integer(1), Mul(Integer(4), s0))", True),
+        ("__import__('os')", False),
+        ("Symbol('os').x", False),
+        ("Symbol('__import__')", False),
+        ("s0(1)", False),
+        ("(lambda: 1)()", False),
+        ("Integer(2) ** Integer(999999999)", False),
+        ("Mul(*[1])", False),
+        ("Symbol(s0, evil=True)", False),
+        ("s0 s1", False),
+        ("Add(" * 200 + "s0" + ")" * 200, False),
+        ("", False),
+    ],
+)
+def test_shapes_are_sums_and_products_of_the_batch(
+    text: str, fine: bool, exported: dict[str, Exported], tmp_path: Path
+) -> None:
+    change = edit(MODEL, lambda model: first_node(model).update(x={"expr_str": text}))
+    file = changed(exported["pt2"].model, tmp_path / "model.pt2", change)
+    if fine:
+        refuse_code(file)
+    else:
+        with pytest.raises(ValueError, match="it computes a shape from"):
+            refuse_code(file)
+
+
+class WithConstant(torch.nn.Module):
+    """Adds numbers that are no weights, as a Swin does where its windows meet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 2)
+        self.register_buffer("mask", torch.tensor([1.0, -2.0]), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.linear(x.flatten(1)) + self.mask
+        return logits
+
+
+def test_constants_that_are_plain_tensors_are_fine(tmp_path: Path) -> None:
+    network, images = WithConstant().eval(), torch.randn(3, 1, 2, 2)
+    identity = Identity("resnet-8", 2, 1, (0.5,), (0.5,), ("x", "y"))
+    FORMATS["pt2"].write(tmp_path / "model.pt2", network, identity, (1, 2, 2))
+    with zipfile.ZipFile(tmp_path / "model.pt2") as archive:
+        assert [name for name in archive.namelist() if "data/constants/tensor_" in name]
+    with torch.no_grad():
+        assert FORMATS["pt2"].load(tmp_path / "model.pt2")(images).equal(network(images))
+    pickling = edit(CONSTANTS, lambda config: next(iter(config["config"].values())).update(use_pickle=True))
+    with pytest.raises(ValueError, match="it has pickled tensors"):
+        refuse_code(changed(tmp_path / "model.pt2", tmp_path / "pickled.pt2", pickling))
 
 
 def test_what_is_no_archive(tmp_path: Path) -> None:

@@ -165,3 +165,22 @@ def test_images_that_cannot_come_from_files(export_copy: Path, photos: Path, cha
     (export_copy / "preprocessing.json").write_text(json.dumps({**how, **change}))
     with pytest.raises(ValueError, match="only square images, gray or RGB, are read from files"):
         list(predict(export_copy, [photos]))
+
+
+@pytest.mark.parametrize(("fit", "left_half"), [("stretch", 255), ("short_side", 0)])
+def test_an_image_of_another_shape_is_fitted_as_in_training(fit: str, left_half: int, tmp_path: Path) -> None:
+    """Black, but for the leftmost quarter of a picture twice as wide as high: the middle square does not see it."""
+    pixels = np.zeros((8, 16, 3), np.uint8)
+    pixels[:, :4] = 255
+    Image.fromarray(pixels).save(tmp_path / "wide.png")
+    how = Preprocessing(
+        channels="RGB",
+        resize=(8, 8),
+        fit=fit,
+        centre_crop=(8, 8),
+        mean=(0.5,) * 3,
+        std=(0.25,) * 3,  # type: ignore[arg-type]
+    )
+    read = Ready(classify=lambda images: images, labels=("a", "b"), preprocessing=how).read(tmp_path / "wide.png")
+    assert isinstance(read, Tensor)
+    assert int(read[0, 4, 0]) == left_half

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import zoo
 from codistill.export.exporting import Exported
 from codistill.export.formats import FORMATS
 from codistill.export.plain import take_out
@@ -15,6 +16,7 @@ from codistill.export.proofs import latency_ms, prove, require_same, same_nodes
 from codistill.networks.backbone import Architecture, Backbone
 from codistill.networks.build import FAMILIES
 from codistill.networks.densenet import DenseNet
+from codistill.networks.foreign.architecture import LibraryArchitecture
 from codistill.networks.mobilenet import MobileNet, MobileNetV2
 from codistill.networks.preactivation import PreActivationResNet, WideResNet
 from codistill.networks.resnet import CifarResNet, ImageNetResNet
@@ -84,6 +86,7 @@ SMALLEST = (
     DenseNet(7, 4),
     MobileNet(),
     MobileNetV2(),
+    LibraryArchitecture("timm", "vit_tiny_patch16_224", {"img_size": 28, "patch_size": 14}),
 )
 
 
@@ -91,7 +94,8 @@ SMALLEST = (
 def test_every_family_has_nothing_that_our_own_look_into_the_file_refuses(
     architecture: Architecture, exported: dict[str, Exported], tmp_path: Path
 ) -> None:
-    form, network = FORMATS["pt2"], architecture.backbone(10, in_channels=1).eval()
+    assert zoo.timm
+    form, network = FORMATS["pt2"], architecture.backbone(10, in_channels=1).release().eval()
     form.write(tmp_path / form.file, network, exported["pt2"].shipped.identity, SHAPE)
     loaded = form.load(tmp_path / form.file)
     for size in (1, 3):

@@ -107,11 +107,11 @@ def test_no_folder_of_this_machine_is_in_the_file(name: str, exported: dict[str,
     assert b"site-packages" not in content
 
 
-@pytest.mark.parametrize(("name", "script"), [("pt2", 1), ("onnx", 2), ("safetensors", 3)])
+@pytest.mark.parametrize(("name", "script"), [("pt2", 1), ("onnx", 2), ("safetensors", 4)])
 def test_the_documented_scripts_work(
     name: str, script: int, exported: dict[str, Exported], truth: Tensor, tmp_path: Path
 ) -> None:
-    assert len(SCRIPTS) == 5
+    assert len(SCRIPTS) == 6
     (tmp_path / "exported").symlink_to(exported[name].model.parent)
     Image.fromarray(embedded.read().test.pixels[0, 0].numpy()).save(tmp_path / "photo.png")
     classify = "\nimport torch\nlogits = network(torch.from_numpy(images)).numpy()" if name == "safetensors" else ""
@@ -128,6 +128,7 @@ def test_labels_and_preprocessing(exported: dict[str, Exported]) -> None:
         assert export.preprocessing.model_dump() == {
             "channels": "L",
             "resize": (28, 28),
+            "fit": "stretch",
             "resampling": "bilinear",
             "centre_crop": (28, 28),
             "value_range": (0.0, 1.0),

@@ -63,9 +63,10 @@ def test_a_folder_of_images_is_counted_where_it_is_there(tmp_path: Path) -> None
     assert training_flops(absent) is None
     images = tmp_path / "images"
     for name, count in {"cat": 3, "dog": 2}.items():
-        (images / "train" / name).mkdir(parents=True)
-        for index in range(count):
-            (images / "train" / name / f"{index}.jpg").touch()
+        for split in ("train", "test"):
+            (images / split / name).mkdir(parents=True)
+            for index in range(count):
+                (images / split / name / f"{index}.jpg").touch()
     recipe = recipes.get("imagenet/resnet-18-twins", [f"data.folder={images}", "length.epochs=7"])
     assert sizes(recipe) == Sizes(5, 2, (3, 224, 224))
     assert training_flops(recipe) == image_flops(recipe, Sizes(5, 2, (3, 224, 224))) * 5 * 7

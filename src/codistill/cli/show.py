@@ -1,8 +1,8 @@
-"""``codistill show``: a recipe in full, what it costs, and who teaches whom."""
+"""``codistill show``: a recipe in full, which heads hang where, what everything costs, and who teaches whom."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +12,15 @@ from rich.table import Table
 from codistill import recipes
 from codistill.cli.output import console
 from codistill.recipes.schema import Recipe
+from codistill.studies.costs import sizes
 
 if TYPE_CHECKING:
+    from codistill.cohort import Cohort
     from codistill.networks.counting import Cost
 
 IMAGENET_CLASSES = 1000
 BACKWARD = 2  # a backward pass costs about two forward passes
+BATCH = 2  # in training mode batch normalisation refuses a single value per channel
 
 
 @dataclass(frozen=True)
@@ -31,8 +34,15 @@ class Input:
     note: str = ""
 
 
-# So that showing a recipe does not need its data.
-INPUTS = {"fashion": Input(1, 28, 28, 10), "cifar10": Input(3, 32, 32, 10), "cifar100": Input(3, 32, 32, 100)}
+@dataclass(frozen=True)
+class HeadPlan:
+    """An auxiliary classifier: at the output of which module, of what shape, and what it is made of."""
+
+    stage: int
+    module: str
+    features: tuple[int, ...]
+    made_of: str
+    cost: "Cost"
 
 
 @dataclass(frozen=True)
@@ -43,6 +53,8 @@ class Costs:
     backbone: "Cost"
     heads: "Cost"
     learns: bool
+    plan: dict[str, HeadPlan]
+    """Its heads by the name of their exit."""
 
     @property
     def training_flops(self) -> int:
@@ -64,6 +76,8 @@ def show(source: str, changes: Sequence[str], *, as_json: bool) -> None:
     typer.echo(recipes.dumps(recipe))
     screen = console()
     screen.print(costs_table(costs))
+    if any(cost.plan for cost in costs.values()):
+        screen.print(plan_table(costs))
     classes = f"{seen.classes} classes{seen.note}"
     training = sum(cost.training_flops for cost in costs.values())
     screen.print(
@@ -83,15 +97,11 @@ def print_mermaid(source: str, changes: Sequence[str]) -> None:
 
 
 def network_input(recipe: Recipe) -> Input:
-    data = recipe.data
-    if data.name in INPUTS:
-        known, side = INPUTS[data.name], recipe.augment.crop or data.image_size
-        return replace(known, height=side, width=side) if side else known
-    side = recipe.augment.crop or data.image_size or 0
-    train = Path(data.folder or "") / "train"
-    if data.folder and train.is_dir():
-        return Input(3, side, side, sum(path.is_dir() for path in train.iterdir()))
-    return Input(3, side, side, IMAGENET_CLASSES, " assumed, since data.folder is not there to look")
+    known = sizes(recipe)
+    if known is None:
+        side = recipe.augment.crop or recipe.data.image_size or 0
+        return Input(3, side, side, IMAGENET_CLASSES, " assumed, since data.folder is not there to look")
+    return Input(*known.shape, known.classes)
 
 
 def count(recipe: Recipe, seen: Input) -> dict[str, Costs]:
@@ -102,21 +112,42 @@ def count(recipe: Recipe, seen: Input) -> dict[str, Costs]:
     from codistill.networks.counting import Cost, cost
 
     graph = recipe.graph
+    shape = (seen.channels, seen.height, seen.width)
     with torch.device("meta"):
         cohort = Cohort(
             recipe.networks,
             num_classes=seen.classes,
             in_channels=seen.channels,
+            image_size=(seen.height, seen.width),
             heads=recipe.heads.kind,
             exits=graph.exits,
         )
-    shape = (seen.channels, seen.height, seen.width)
     costs = {}
     for name, member in cohort.members.items():
-        whole, plain = cost(member, shape), cost(member.get_submodule("backbone"), shape)
-        heads = Cost(whole.parameters - plain.parameters, whole.flops - plain.flops)
-        costs[name] = Costs(recipe.networks[name], plain, heads, learns=name not in graph.frozen)
+        plan = plan_heads(cohort, name, shape)
+        parts = [head.cost for head in plan.values()]
+        heads = Cost(sum(part.parameters for part in parts), sum(part.flops for part in parts))
+        plain = cost(member.get_submodule("backbone"), shape)
+        costs[name] = Costs(recipe.networks[name], plain, heads, name not in graph.frozen, plan)
     return costs
+
+
+def plan_heads(cohort: "Cohort", name: str, shape: tuple[int, int, int]) -> dict[str, HeadPlan]:
+    """The heads of a network on the meta device."""
+    import torch
+
+    from codistill.networks.counting import cost
+
+    member = cohort.members[name]
+    with torch.no_grad():
+        features = member.backbone.features(torch.empty(BATCH, *shape, device="meta"))
+    places = {place.name: place for place in member.backbone.exits}
+    plan = {}
+    for exit_name, head in member.heads.items():
+        place, inside = places[exit_name], tuple(features[exit_name].shape[1:])
+        made_of = cohort.head_words[f"{name}/{exit_name}"]
+        plan[exit_name] = HeadPlan(place.stage, place.path or exit_name, inside, made_of, cost(head, inside))
+    return plan
 
 
 def costs_table(costs: dict[str, Costs]) -> Table:
@@ -133,6 +164,26 @@ def costs_table(costs: dict[str, Costs]) -> Table:
             _mega(cost.heads.flops),
             f"{cost.heads_share:.1%}",
         )
+    return table
+
+
+def plan_table(costs: dict[str, Costs]) -> Table:
+    table = Table()
+    for heading in ("head", "C", "behind", "features", "made of"):
+        table.add_column(heading)
+    for heading in ("parameters", "forward MFLOPs"):
+        table.add_column(heading, justify="right")
+    for name, cost in costs.items():
+        for exit_name, head in cost.plan.items():
+            table.add_row(
+                f"{name}/{exit_name}",
+                f"C{head.stage}",
+                head.module,
+                "×".join(map(str, head.features)),
+                head.made_of,
+                f"{head.cost.parameters:,}",
+                _mega(head.cost.flops),
+            )
     return table
 
 

@@ -13,9 +13,7 @@ import torch
 
 from codistill.data import layout
 from codistill.data.decoders import Decoders
-from codistill.data.decoding import SUFFIXES as SUFFIXES
 from codistill.data.decoding import Resize
-from codistill.data.decoding import decode as decode
 from codistill.data.images import ImageData, Images, ImageSet, channel_statistics
 from codistill.data.listing import Contents, Listing
 from codistill.data.photos import OnDisk, Photos

@@ -129,10 +129,12 @@ class Training:
 def prepare_training(recipe: Recipe, data: ImageData, machine: Machine) -> Training:
     """Build the cohort with just the heads that the graph uses, its optimizer and its objective, on the device."""
     graph = recipe.graph
+    augmentation = AugmentSettings(**recipe.augment.model_dump())
     cohort = Cohort(
         recipe.networks,
         num_classes=data.num_classes,
         in_channels=data.channels,
+        image_size=augmentation.cropped(data.image_size),
         heads=recipe.heads.kind,
         exits=graph.exits,
         seed=recipe.seed,
@@ -154,7 +156,7 @@ def prepare_training(recipe: Recipe, data: ImageData, machine: Machine) -> Train
         optimizer=build_optimizer(recipe, cohort, machine),
         average=MovingAverage(cohort, learning, recipe.ema) if recipe.ema else None,
         tally=Tally(objective.names, tuple(f"{name}/final" for name in learning), machine.device),
-        data=OnDevice.of(data, machine.device, AugmentSettings(**recipe.augment.model_dump())),
+        data=OnDevice.of(data, machine.device, augmentation),
     )
     training.set_mode(learning=True)
     return training

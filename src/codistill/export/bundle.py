@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from codistill.data.decoding import Resize
 from codistill.engine.files import TEMPORARY, RunError, explained, read_json, write_atomically, write_json
 from codistill.engine.folder import RunFolder
 
@@ -32,7 +33,9 @@ class Preprocessing(BaseModel):
     channels: Literal["L", "RGB"] | None
     """As pillow calls them: grayscale or colours in this order; None for images that have other channels."""
     resize: tuple[Side, Side]
-    """To this height and width, whatever the image's own shape."""
+    """To this height and width."""
+    fit: Resize = "stretch"
+    """How an image of another shape becomes that: stretched, or the middle of its long side cut out first."""
     resampling: Literal["bilinear"] = "bilinear"
     centre_crop: tuple[Side, Side]
     """Height and width of the middle that is cut out; as large as ``resize`` where nothing is."""

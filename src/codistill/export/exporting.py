@@ -40,6 +40,7 @@ def preprocessing(shipped: Shipped) -> bundle.Preprocessing:
     return bundle.Preprocessing(
         channels="L" if channels == 1 else "RGB" if channels == 3 else None,
         resize=shipped.history.image_size,
+        fit=shipped.history.recipe.data.resize,
         centre_crop=(height, width),
         mean=shipped.identity.mean,
         std=shipped.identity.std,

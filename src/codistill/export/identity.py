@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from codistill.data.images import ImageData
 from codistill.engine.files import to_json
-from codistill.networks.backbone import Backbone
 from codistill.networks.build import architecture
 
 METADATA = "codistill"  # the one key, as a run's own weight files have it
@@ -34,9 +33,9 @@ class Identity:
         if len(self.class_names) != self.num_classes or not len(self.mean) == len(self.std) == self.in_channels:
             raise ValueError(f"{self.num_classes} classes or {self.in_channels} channels: the lists have other lengths")
 
-    def build(self, weights: Mapping[str, Tensor]) -> Backbone:
+    def build(self, weights: Mapping[str, Tensor]) -> nn.Module:
         """A freshly made network that holds exactly these weights; to be used, not trained."""
-        network = architecture(self.network).backbone(self.num_classes, self.in_channels)
+        network = architecture(self.network).backbone(self.num_classes, self.in_channels).release()
         load_strictly(network, weights, "these weights")
         network.eval().requires_grad_(False)
         return network

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from codistill.cohort import Cohort
 from codistill.data.augment import centre_crop, normalise
@@ -20,7 +20,6 @@ from codistill.engine.folder import MAX_BYTES, RunFolder
 from codistill.engine.journal import read_journal
 from codistill.engine.timetable import Position
 from codistill.export.identity import Identity, load_strictly, read_weights
-from codistill.networks.backbone import Backbone
 from codistill.recipes import files
 from codistill.recipes.schema import Recipe
 from codistill.wording import unknown
@@ -89,7 +88,7 @@ class Shipped:
     history: History
     done: Position
     identity: Identity
-    network: Backbone
+    network: nn.Module
     cohort: Cohort
     heads_kept: bool
     """Whether the cohort's heads are the trained ones; where no checkpoint is left they are new, in the same places."""

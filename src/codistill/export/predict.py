@@ -11,7 +11,7 @@ from torch import Tensor
 
 from codistill.data.augment import centre_crop, normalise
 from codistill.data.batches import AugmentSettings
-from codistill.data.folder import SUFFIXES, decode
+from codistill.data.decoding import SUFFIXES, decode
 from codistill.export import bundle, formats
 from codistill.export.bundle import Preprocessing
 
@@ -83,7 +83,7 @@ class Exported:
     def read(self, file: Path) -> Tensor | Unreadable:
         """Pixels [C, H, W], decoded as the training's were."""
         try:
-            rgb_HWC = decode(file, self.preprocessing.resize[0])
+            rgb_HWC = decode(file, self.preprocessing.resize[0], self.preprocessing.fit)
         # Damaged images raise nearly anything: OSError, SyntaxError, struct.error, DecompressionBombError, …
         except Exception as error:
             return Unreadable(file, " ".join(str(error).split()))

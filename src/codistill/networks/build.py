@@ -4,6 +4,7 @@ from typing import Any
 
 from codistill.networks.backbone import Architecture
 from codistill.networks.densenet import DenseNet
+from codistill.networks.foreign.architecture import LibraryArchitecture
 from codistill.networks.mobilenet import MobileNet, MobileNetV2
 from codistill.networks.names import parse
 from codistill.networks.preactivation import PreActivationResNet, WideResNet
@@ -17,6 +18,7 @@ FAMILIES: dict[str, type[Architecture]] = {
     "densenet": DenseNet,
     "mobilenet": MobileNet,
     "mobilenet_v2": MobileNetV2,
+    "foreign": LibraryArchitecture,
 }
 
 

@@ -11,14 +11,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 @dataclass(frozen=True)
 class Cost:
-    """``flops`` are of one input's forward pass: 2 per multiply-add, in convolutions and linear layers alone."""
+    """``flops`` are of one input's forward pass: 2 per multiply-add, in convolutions, linear layers and attention."""
 
     parameters: int
     flops: int
 
 
-def cost(module: nn.Module, input_shape: tuple[int, int, int]) -> Cost:
-    """The cost of a backbone, head or member for an input of [channels, height, width].
+def cost(module: nn.Module, input_shape: tuple[int, ...]) -> Cost:
+    """The cost of a backbone, head or member for one input of this shape: [channels, height, width] for images.
 
     It runs on the meta device in place of the module's own tensors: nothing is computed, copied or changed.
     """

@@ -22,6 +22,10 @@ def apfc(channels: int, num_classes: int) -> nn.Sequential:
     return nn.Sequential(GridPool(APFC_GRID), nn.Flatten(), nn.Linear(channels * APFC_GRID**2, num_classes))
 
 
+def apfc_words() -> str:
+    return f"averages over a {APFC_GRID}×{APFC_GRID} grid and one linear layer"
+
+
 class GridPool(nn.Module):
     """Average over the cells of a square grid, whatever the size of the feature map."""
 

@@ -5,6 +5,7 @@ from bisect import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from codistill.networks.foreign.naming import is_foreign, parse_foreign
 from codistill.wording import did_you_mean, unknown
 
 KNOWN = (
@@ -62,20 +63,24 @@ class NetworkName:
 
     name: str
     family: str
-    options: Mapping[str, int | float]
+    options: Mapping[str, object]
     exits: Mapping[str, int]
 
     @property
     def default_exits(self) -> tuple[str, ...]:
-        return default_exits(self.exits)
+        """The paper's two, or all that the name itself lists."""
+        return tuple(self.exits) if self.options.get("paths") else default_exits(self.exits)
 
     def outline(self, exits: Iterable[str] | None = None) -> dict[str, int]:
         """C-numbers of the classifiers at ``exits`` (None: the default ones), the network's own first."""
-        return outline(self.name, self.exits, exits)
+        return outline(self.name, self.exits, self.default_exits if exits is None else exits)
 
 
 def parse(name: str) -> NetworkName:
     """Understand ``name``, or say what is wrong with it and what to type instead."""
+    if is_foreign(name):
+        foreign = parse_foreign(name)
+        return NetworkName(name, "foreign", vars(foreign), foreign.exits)
     match name.split("-"):
         case ["resnet", "18" | "50" as depth_text]:
             return NetworkName(name, "imagenet_resnet", {"depth": int(depth_text)}, _IMAGENET_EXITS)
@@ -84,7 +89,7 @@ def parse(name: str) -> NetworkName:
             family = "cifar_resnet" if depth in _BASIC_DEPTHS else "preactivation_resnet"
             return NetworkName(name, family, {"depth": depth}, _CIFAR_EXITS)
         case ["wrn", depth_text, width_text, *dropout_text]:
-            options = {
+            options: dict[str, object] = {
                 "depth": _depth(name, depth_text, _WRN_DEPTHS, "a WRN has depth 6n+4"),
                 "width": _integer(name, "width", width_text, MAX_WIDTH),
                 "dropout": _dropout(name, dropout_text),
@@ -114,6 +119,9 @@ def families() -> dict[str, str]:
         "densenet-DEPTH-GROWTH": "DenseNet for CIFAR, without bottlenecks, depth 3n+4 (10, 40, 100)",
         "mobilenet": "MobileNet in the paper's CIFAR form",
         "mobilenetv2": "MobileNetV2 for ImageNet",
+        "timm:MODEL": "any classifier of timm (pip install 'codistill[zoo]'), as in timm:resnet18, "
+        "timm:vit_tiny_patch16_224:img_size=32, timm:resnet18@layer2,layer3",
+        "torchvision:MODEL": "any classifier of torchvision, as in torchvision:resnet50",
     }
 
 
@@ -122,11 +130,11 @@ def default_exits(exits: Mapping[str, int]) -> tuple[str, ...]:
     return tuple(name for name, stage in exits.items() if stage <= 3)
 
 
-def outline(network: str, available: Mapping[str, int], wanted: Iterable[str] | None) -> dict[str, int]:
-    """C-numbers of a network's classifiers when it has heads at the ``wanted`` exits (None: the default ones)."""
+def outline(network: str, available: Mapping[str, int], wanted: Iterable[str]) -> dict[str, int]:
+    """C-numbers of a network's classifiers when it has heads at the ``wanted`` exits."""
     if isinstance(wanted, str):
         raise ValueError(f"{network}: exits are several names, so write ({wanted!r},) and not {wanted!r}")
-    names = default_exits(available) if wanted is None else tuple(wanted)
+    names = tuple(wanted)
     for name in names:
         if name not in available:
             raise unknown(f"exit of {network}", name, available)

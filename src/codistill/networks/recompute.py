@@ -1,17 +1,23 @@
 """Time for memory: run a part of a network again in the backward pass instead of keeping what it computed."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from typing import TypeVar
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+Output = TypeVar("Output")
 
-def recomputed(module: nn.Module, x: Tensor) -> Tensor:
-    """``module(x)`` that keeps only ``x`` until the backward pass; same values, same gradients, same statistics."""
-    output: Tensor = checkpoint(
-        module, x, use_reentrant=False, context_fn=lambda: (nullcontext(), statistics_untouched(module))
+
+def recomputed(run: Callable[[Tensor], Output], x: Tensor, module: nn.Module) -> Output:
+    """``run(x)`` that keeps only ``x`` until the backward pass; same values, same gradients, same statistics.
+
+    ``module`` is whose statistics ``run`` moves.
+    """
+    output: Output = checkpoint(
+        run, x, use_reentrant=False, context_fn=lambda: (nullcontext(), statistics_untouched(module))
     )
     return output
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import nn
 
 from codistill.networks.backbone import Architecture, Backbone, Exit
-from codistill.networks.heads import HEAD_KINDS, apfc, classifier
+from codistill.networks.heads import HEAD_KINDS, apfc, apfc_words, classifier
 from codistill.wording import unknown
 
 
@@ -89,6 +89,12 @@ class TabulatedArchitecture(Architecture):
         return nn.Sequential(
             self._blocks(channels, rows), self._classifier(self._channels_after(channels, rows), num_classes)
         )
+
+    def head_words(self, exit_name: str, kind: str) -> str:
+        if kind == "apfc":
+            return apfc_words()
+        rows = self.auxiliary[exit_name]
+        return ", ".join(f"{row.blocks} × {(row.narrowed() if kind == 'narrow' else row).channels}" for row in rows)
 
     def _blocks(self, channels: int, rows: Iterable[Row]) -> nn.Sequential:
         blocks = []

@@ -48,12 +48,14 @@ def sizes(recipe: Recipe) -> Sizes | None:
 
 @lru_cache
 def _counted(folder: Path) -> tuple[int, int, int] | None:
-    """By what lies in ``train``, a folder per class; whether every file can be read is for the training to find out."""
-    train = folder / "train"
-    if not train.is_dir():
+    """By what is listed there; what is wrong with it is for the training to say."""
+    from codistill.data.layout import contents
+
+    try:
+        found = contents(folder)
+    except ValueError:
         return None
-    classes = [path for path in train.iterdir() if path.is_dir()]
-    return sum(1 for path in classes for _ in path.iterdir()), len(classes), 3
+    return len(found.sets["train"]), len(found.class_names), 3
 
 
 def training_flops(recipe: Recipe) -> int | None:

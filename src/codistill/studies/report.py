@@ -46,6 +46,9 @@ class Report:
         tables = {"errors": self.errors.to_json(), "differences": self.differences.to_json()}
         return {"study": self.study.name, **tables, "runs": list(self.runs)}
 
+    def _repr_html_(self) -> str:
+        return "".join(table._repr_html_() for table in (self.errors, self.differences) if table.rows)
+
 
 def build(study: Study, results: Results, seeds: Sequence[int], *, best_epoch: bool = False) -> Report:
     """The tables of a study from what is there; a run that should be there and is not is named."""

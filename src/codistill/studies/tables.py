@@ -1,8 +1,10 @@
-"""One table, five forms: for a terminal, Markdown, CSV, LaTeX, and JSON with the numbers in full."""
+"""One table, six forms: for a terminal, a notebook, Markdown, CSV, LaTeX, and JSON with the numbers in full."""
 
 import csv
 import io
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from html import escape
 from typing import Any
 
 from rich.table import Table as RichTable
@@ -76,6 +78,22 @@ class Table:
 
         rows = [dict(zip(self.columns, map(value, row), strict=True)) for row in self.rows]
         return {"title": self.title, "columns": list(self.columns), "rows": rows, "notes": list(self.notes)}
+
+    def _repr_html_(self) -> str:
+        """For notebooks. Anybody may have named rows and runs, so every cell is text, whatever it looks like."""
+        head = self._html_row("th", self.columns)
+        body = "".join(self._html_row("td", map(shown, row)) for row in self.rows)
+        caption = f"<caption>{escape(self.title)}</caption>"
+        notes = "".join(f"<li>{escape(note)}</li>" for note in self.notes)
+        table = f"<table>{caption}<thead>{head}</thead><tbody>{body}</tbody></table>"
+        return table + (f"<ul>{notes}</ul>" if notes else "")
+
+    def _html_row(self, tag: str, texts: Iterable[str]) -> str:
+        cells = (
+            f'<{tag} style="text-align: {"right" if is_number else "left"}">{escape(text)}</{tag}>'
+            for is_number, text in zip(self._are_numbers(), texts, strict=True)
+        )
+        return f"<tr>{''.join(cells)}</tr>"
 
     def _are_numbers(self) -> list[bool]:
         return [any(not isinstance(row[i], str | None) for row in self.rows) for i in range(len(self.columns))]

@@ -1,0 +1,105 @@
+"""Where other people's networks come from. timm and torchvision are imported when a network of theirs is built."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from codistill.wording import did_you_mean
+
+IMAGE_SIZE = 224  # what nearly all of them are made for
+
+
+class Library(Protocol):
+    def image_size(self, network: nn.Module) -> int:
+        """The side of the images that a network of the library is made for."""
+
+    def check(self, model: str) -> None:
+        """Raise unless the library is there and has this model."""
+
+    def build(self, model: str, num_classes: int, in_channels: int, options: Mapping[str, float]) -> nn.Module:
+        """A freshly initialised network; weights are never downloaded."""
+
+
+class Timm:
+    def image_size(self, network: nn.Module) -> int:
+        *_, size = network.pretrained_cfg["input_size"]  # type: ignore[index]
+        return int(size)
+
+    def check(self, model: str) -> None:
+        try:
+            import timm
+        except (ImportError, RuntimeError) as error:
+            raise unusable("timm", error) from None
+        if not timm.is_model(model):
+            hint = did_you_mean(model, timm.list_models()) or ";"
+            raise ValueError(f"timm has no network {model!r}{hint} timm.list_models() names them all")
+
+    def build(self, model: str, num_classes: int, in_channels: int, options: Mapping[str, float]) -> nn.Module:
+        import timm
+
+        settings: dict[str, Any] = {**options, "num_classes": num_classes, "in_chans": in_channels}
+        return timm.create_model(model, pretrained=False, **settings)
+
+
+class Torchvision:
+    def image_size(self, network: nn.Module) -> int:
+        return IMAGE_SIZE
+
+    def check(self, model: str) -> None:
+        try:
+            from torchvision import models  # type: ignore[import-untyped]
+        except (ImportError, RuntimeError) as error:
+            raise unusable("torchvision", error) from None
+        if model not in (known := models.list_models(module=models)):
+            hint = did_you_mean(model, known) or ";"
+            raise ValueError(f"torchvision has no classifier {model!r}{hint} Allowed: {', '.join(known)}")
+
+    def build(self, model: str, num_classes: int, in_channels: int, options: Mapping[str, float]) -> nn.Module:
+        from torchvision import models
+
+        if in_channels != 3:
+            raise ValueError(
+                f"torchvision:{model} takes images of 3 channels, and these have {in_channels}; "
+                f"timm's networks take any number"
+            )
+        network: nn.Module = models.get_model(model, weights=None, num_classes=num_classes, **options)
+        return network
+
+
+LIBRARIES: dict[str, Library] = {"timm": Timm(), "torchvision": Torchvision()}
+
+
+def unusable(library: str, error: Exception) -> ValueError:
+    if isinstance(error, ImportError):
+        return ValueError(f"{library}:… needs {error.name}, which is missing; type: pip install 'codistill[zoo]'")
+    return ValueError(
+        f"{library} is installed, but not for this torch {torch.__version__} ({error}); install torch and torchvision "
+        f"of the same build, as in: pip install --upgrade torch 'codistill[zoo]'"
+    )
+
+
+def built(library: str, model: str, num_classes: int, in_channels: int, options: Mapping[str, float]) -> nn.Module:
+    """The library's network, freshly initialised, on the default device."""
+    zoo = LIBRARIES[library]
+    zoo.check(model)
+    try:
+        return _on_default_device(lambda: zoo.build(model, num_classes, in_channels, options))
+    except ValueError:
+        raise
+    # A library's constructors raise TypeError for a setting that they do not have, AssertionError for a bad one, …
+    except Exception as error:
+        given = ", ".join(f"{key}={value}" for key, value in options.items())
+        raise ValueError(f"{library} cannot build {model} with {given or 'its defaults'}: {error}") from None
+
+
+def _on_default_device(build: Callable[[], nn.Module]) -> nn.Module:
+    try:
+        return build()
+    except NotImplementedError:
+        if torch.get_default_device().type != "meta":
+            raise
+        # On meta there are no numbers, and torchvision's RegNets compute their widths in tensors.
+        with torch.device("cpu"):
+            return build().to("meta")

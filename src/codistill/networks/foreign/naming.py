@@ -1,0 +1,99 @@
+"""How other people's networks are named: ``timm:MODEL[:key=value,…][@path,…]``. Imports neither torch nor a library.
+
+A recipe is read, checked and drawn without the library that has the network, on any machine: whether there is such a
+model, and whether it has such modules, is found out when it is built. So exits are called by their C-number (``c2``,
+``c3``), which every network has, and not by module paths, which only the library knows.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from codistill.wording import unknown
+
+# What a name may set, all of it numbers. Nothing that loads a file, fetches weights or names code is among them.
+OPTIONS = {
+    "timm": ("img_size", "patch_size", "window_size", "drop_rate", "drop_path_rate"),
+    "torchvision": ("image_size", "dropout", "stochastic_depth_prob"),
+}
+LIBRARIES = tuple(OPTIONS)
+SIZES = {"timm": "img_size", "torchvision": "image_size"}
+MAX_SIDE, MAX_EXITS = 4096, 8
+USUAL_EXITS = 3  # beside "final"; a network with fewer stages says so when it is built
+
+_MODEL = re.compile("[a-z0-9_]{1,80}")
+_PATH = re.compile(r"\w+(\.\w+)*", re.ASCII)
+_INTEGER, _SHARE = re.compile("[1-9][0-9]{0,3}"), re.compile(r"0(\.[0-9]{1,4})?")
+
+
+@dataclass(frozen=True)
+class ForeignName:
+    library: str
+    model: str
+    options: Mapping[str, int | float]
+    paths: tuple[str, ...] | None
+    """The modules whose outputs are the exits, in any order; None: the usual ones."""
+
+    @property
+    def exits(self) -> dict[str, int]:
+        """C-numbers by exit name, C2 first."""
+        return c_numbers(USUAL_EXITS if self.paths is None else len(self.paths))
+
+
+def c_numbers(exits: int) -> dict[str, int]:
+    return {f"c{number}": number for number in range(2, exits + 2)}
+
+
+def is_foreign(name: str) -> bool:
+    return name.partition(":")[0] in LIBRARIES
+
+
+def parse_foreign(name: str) -> ForeignName:
+    """Understand a name that ``is_foreign``, or say what is wrong with it and what to type instead."""
+    described, at, places = name.partition("@")
+    library, _, rest = described.partition(":")
+    model, colon, settings = rest.partition(":")
+    if model.partition(".")[2]:
+        plain = model.partition(".")[0]
+        raise ValueError(
+            f"{name}: weights are never downloaded, so a name has no tag; write {library}:{plain}, and begin from a "
+            f"file with start.NETWORK=FILE"
+        )
+    if not _MODEL.fullmatch(model):
+        raise ValueError(f"{name}: write {library}:MODEL in small letters, digits and _, as in {library}:resnet18")
+    options = _options(name, library, settings) if colon else {}
+    return ForeignName(library, model, options, _paths(name, places) if at else None)
+
+
+def _options(name: str, library: str, settings: str) -> dict[str, int | float]:
+    options: dict[str, int | float] = {}
+    for setting in settings.split(","):
+        key, _, value = setting.partition("=")
+        if key not in OPTIONS[library]:
+            raise unknown(f"setting in {name}:", key, OPTIONS[library])
+        if key in options:
+            raise ValueError(f"{name}: {key} is given twice; give it once")
+        options[key] = _number(name, key, value)
+    return options
+
+
+def _number(name: str, key: str, text: str) -> int | float:
+    if key.endswith("size"):
+        if _INTEGER.fullmatch(text) and int(text) <= MAX_SIDE:
+            return int(text)
+        raise ValueError(f"{name}: {key} is a whole number from 1 to {MAX_SIDE}, not {text!r}")
+    if _SHARE.fullmatch(text):
+        return float(text)
+    raise ValueError(f"{name}: {key} is a number from 0 up and below 1, as in {key}=0.1, not {text!r}")
+
+
+def _paths(name: str, places: str) -> tuple[str, ...]:
+    paths = tuple(places.split(","))
+    for path in paths:
+        if not _PATH.fullmatch(path):
+            raise ValueError(f"{name}: after @ come the modules at whose outputs heads hang, as in @layer2,layer3")
+        if paths.count(path) > 1:
+            raise ValueError(f"{name}: the exit {path!r} is named twice; name it once")
+    if len(paths) > MAX_EXITS:
+        raise ValueError(f"{name}: {len(paths)} exits; at most {MAX_EXITS}")
+    return paths

@@ -1,0 +1,250 @@
+"""Exits of a module of one's own, and what is said of models and exits that cannot be used."""
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import zoo
+from codistill.cohort import Cohort
+from codistill.networks.build import architecture
+from codistill.networks.foreign.architecture import OwnArchitecture
+
+IMAGES = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+def layer(in_channels: int, out_channels: int, stride: int = 1) -> nn.Module:
+    conv = nn.Conv2d(in_channels, out_channels, 3, stride, 1)
+    return nn.Sequential(conv, nn.BatchNorm2d(out_channels), nn.ReLU())
+
+
+class Net(nn.Module):
+    """What somebody brings along: three resolutions, functions between the modules, and a dropout by hand."""
+
+    def __init__(self, classes: int = 5, in_channels: int = 3) -> None:
+        super().__init__()
+        self.stem = layer(in_channels, 8)
+        self.first = nn.Sequential(layer(8, 16, 2), layer(16, 16))
+        self.second = nn.Sequential(layer(16, 32, 2), layer(32, 32))
+        self.third = nn.Sequential(layer(32, 64, 2), layer(64, 64))
+        self.drop_rate = 0.5
+        self.out = nn.Linear(64, classes)
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        x = self.third(self.second(self.first(self.stem(x))))
+        x = torch.nn.functional.dropout(x.mean(dim=(2, 3)), self.drop_rate, self.training)
+        logits: Tensor = self.out(x) * scale
+        return logits
+
+
+def test_stages_of_ones_own_module_are_found() -> None:
+    network = OwnArchitecture(Net())
+    assert [(place.name, place.path, place.channels, place.stride) for place in network.exits] == [
+        ("c2", "second", 32, 4),
+        ("c3", "first", 16, 2),
+        ("c4", "stem", 8, 1),
+    ]
+    assert network.image_size is None
+
+
+def test_exits_are_modules_that_one_names_in_any_order() -> None:
+    cohort = Cohort({"mine": Net(), "b": "resnet-8"}, 5, exits={"mine": ["stem", "first", "second.0"], "b": None})
+    assert [classifier.name for classifier in cohort.outline.classifiers][:4] == [
+        "mine/final", "mine/c2", "mine/c3", "mine/c4",
+    ]  # fmt: skip
+    backbone = cohort.members["mine"].backbone
+    assert [place.path for place in backbone.exits] == ["second.0", "first", "stem"]
+    seen: dict[str, Tensor] = {}
+    for path in ("second.0", "first", "stem"):
+        hook = lambda module, args, output, path=path: seen.update({path: output})  # noqa: E731
+        backbone.classifier.get_submodule(path).register_forward_hook(hook)
+    features = backbone.features(IMAGES)
+    assert list(features) == ["c2", "c3", "c4", "final"]
+    assert all(features[place.name] is seen[place.path] for place in backbone.exits)
+    assert {tuple(logits.shape) for logits in cohort(IMAGES).values()} == {(4, 5)}
+
+
+def test_a_module_is_copied_with_its_weights_and_its_heads_begin_anew() -> None:
+    mine = Net()
+    with torch.no_grad():
+        for weight in mine.parameters():
+            weight.fill_(1.5)
+    cohort = Cohort({"mine": mine.eval().requires_grad_(False)}, 5)
+    assert all(weight.requires_grad for weight in cohort.members["mine"].heads.parameters())
+    assert all(module.training for module in cohort.modules())
+    assert all(weight.eq(1.5).all() for weight in cohort.strip("mine").parameters())
+    for head in cohort.members["mine"].heads.values():
+        convolutions = [weight for weight in head.parameters() if weight.ndim == 4]
+        assert convolutions
+        assert not any(weight.eq(1.5).any() for weight in convolutions)
+    with torch.no_grad():
+        next(cohort.parameters()).zero_()
+    assert all(weight.eq(1.5).all() for weight in mine.parameters())
+
+
+def test_dropout_by_hand_in_a_head_follows_the_mode() -> None:
+    head = OwnArchitecture(Net()).head("c2", "paper", 5)
+    features = torch.randn(4, 32, 8, 8)
+    assert head.train()(features).ne(head(features)).any()
+    assert head.eval()(features).equal(head(features))
+
+
+def test_the_size_of_the_batch_may_be_read_at_the_beginning() -> None:
+    class Reshapes(Net):
+        def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+            batch, images = x.shape[0], x.size(0)
+            x = self.third(self.second(self.first(self.stem(x))))
+            logits: Tensor = self.out(x.mean(dim=(2, 3)).reshape(batch, -1)).reshape(images, -1)
+            return logits
+
+    heads = Cohort({"mine": Reshapes()}, 5).members["mine"].heads
+    assert heads["c2"](torch.randn(7, 32, 8, 8)).shape == (7, 5)
+
+
+def test_where_timm_lists_the_inside_of_a_block_the_block_before_is_the_exit() -> None:
+    network = architecture("timm:legacy_xception")
+    assert [feature["module"] for feature in zoo.timm.create_model("legacy_xception").feature_info][-2:] == [
+        "block12.rep.0",
+        "act4",
+    ]
+    assert [place.path for place in network.exits[:2]] == ["block11", "block2"]
+    with pytest.raises(ValueError, match="what follows also uses what was computed before it; name another module"):
+        architecture("timm:legacy_xception@block12.rep.0").head("c2", "paper", 5)
+
+
+def test_a_network_is_studied_with_images_of_its_own_size() -> None:
+    assert architecture("timm:flexivit_small").image_size == 240
+
+
+def test_no_heads_where_none_are_wanted() -> None:
+    cohort = Cohort({"mine": Net()}, 5, exits=())
+    assert list(cohort(IMAGES)) == ["mine/final"]
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 5))
+    assert list(Cohort({"mine": flat}, 5, exits=())(IMAGES)) == ["mine/final"]  # a teacher needs no stages
+
+
+class Branching(Net):
+    """Decides by what it sees, which nothing can follow."""
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        x = self.second(self.first(self.stem(x)))
+        if x.mean() > 1e9:
+            x = x * 2
+        logits: Tensor = self.out(self.third(x).mean(dim=(2, 3)))
+        return logits
+
+
+class LongWay(Net):
+    """Uses an early feature at its end."""
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        early = self.first(self.stem(x))
+        logits: Tensor = self.out(self.third(self.second(early)).mean(dim=(2, 3)) + early.mean())
+        return logits
+
+
+class InPlace(Net):
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        x = self.second(self.first(self.stem(x)).relu_())
+        logits: Tensor = self.out(self.third(x).mean(dim=(2, 3)))
+        return logits
+
+
+class Pair(Net):
+    def forward(self, x: Tensor, scale: float = 1.0) -> Any:
+        return super().forward(x), None
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "said"),
+    [
+        (Net(), {"exits": ("frist",)}, "network 'mine': it has no module 'frist' that runs; did you mean 'first'?"),
+        (Net(), {"exits": ("out",)}, "the output of 'out', batch×5, has no spatial or token axis; name an earlier"),
+        (Net(), {"exits": "first"}, "write ('first',)"),
+        (Net(), {"num_classes": 7}, "network 'mine' tells 5 classes apart, and here there are 7"),
+        (Net(), {"in_channels": 1}, "network 'mine' takes images of 3 channels, and these have 1"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(3072, 5)), {}, "no stages are found to hang heads at; name modules"),
+        (Pair(), {}, "in training it does not give one row of logits per image"),
+        (nn.Linear(7, 5), {}, "it takes no images of 3 channels (32×32: "),
+        (LongWay(), {"exits": ("second",)}, "no head of kind paper at c2: what follows also uses what was computed"),
+        (InPlace(), {"exits": ("first",)}, "what follows 'first' writes into its output; name the module that does"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_used_is_refused(module: nn.Module, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError) as error:
+        Cohort({"mine": module}, **{"num_classes": 5, **options})
+    assert said in str(error.value)
+
+
+def test_a_forward_that_cannot_be_followed_still_takes_pooled_heads() -> None:
+    class Unfollowed(Branching):
+        def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+            x = self.second(self.first(self.stem(x)))
+            for _ in range(int(x.shape[0] > 2)):  # the size of a batch is not known while it is followed
+                x = x * 2
+            logits: Tensor = self.out(self.third(x).mean(dim=(2, 3)))
+            return logits
+
+    with pytest.raises(
+        ValueError, match=r"network 'mine': no head of kind paper at c2: its forward cannot be followed"
+    ):
+        Cohort({"mine": Unfollowed()}, 5)
+    assert len(Cohort({"mine": Unfollowed()}, 5, heads="apfc")(IMAGES)) == 3
+
+
+def test_a_module_that_runs_twice_is_no_exit() -> None:
+    class Twice(Net):
+        def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+            x = self.second[1](self.second(self.first(self.stem(x))))
+            logits: Tensor = self.out(self.third(x).mean(dim=(2, 3)))
+            return logits
+
+    with pytest.raises(ValueError, match=r"its module 'second\.1' runs 2 times; name the module around it"):
+        Cohort({"mine": Twice()}, 5, exits=("second.1",))
+
+
+def test_one_module_is_not_two_networks() -> None:
+    mine = Net()
+    with pytest.raises(ValueError, match="one module is given as two networks"):
+        Cohort({"a": mine, "b": mine}, 5)
+    assert len(Cohort({"a": Net(), "b": Net()}, 5).members) == 2
+
+
+def test_networks_that_take_different_images_do_not_go_together() -> None:
+    vit, swin = "timm:vit_tiny_patch16_224", "timm:swin_tiny_patch4_window7_224"
+    with pytest.raises(ValueError, match=r"different sizes: 'a' only 224×224, 'b' only 64×64; say the same size"):
+        Cohort({"a": vit, "b": f"{swin}:img_size=64,window_size=2"}, 5)
+    with pytest.raises(ValueError, match=r"network 'a' takes only images of 224×224, and these are 32×32; resize them"):
+        Cohort({"a": vit}, 5, image_size=(32, 32))
+    with torch.device("meta"):
+        assert len(Cohort({"a": f"{vit}:img_size=64", "b": f"{swin}:img_size=64,window_size=2"}, 5).members) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("timm:resnet19", {}, "timm has no network 'resnet19'; did you mean 'resnet18'? timm.list_models()"),
+        ("torchvision:resnet51", {}, "torchvision has no classifier 'resnet51'; did you mean 'resnet50'? Allowed: a"),
+        ("torchvision:fasterrcnn_resnet50_fpn", {}, "torchvision has no classifier 'fasterrcnn_resnet50_fpn'"),
+        ("timm:resnet18:patch_size=4", {}, "timm cannot build resnet18 with patch_size=4: "),
+        ("torchvision:resnet18", {"in_channels": 1}, "resnet18 takes images of 3 channels, and these have 1"),
+        ("torchvision:googlenet", {}, "torchvision:googlenet: in training it does not give one row of logits"),
+        ("timm:resnet18@layer9", {}, "timm:resnet18: it has no module 'layer9' that runs; did you mean 'layer"),
+        ("timm:resnet18", {"exits": ("stage2",)}, "unknown exit of network 'a' 'stage2'; Allowed: c2, c3, c4, c5"),
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:The default weight initialization of GoogleNet")
+def test_what_a_library_does_not_have(name: str, options: dict[str, Any], said: str) -> None:
+    assert zoo.timm
+    with pytest.raises(ValueError) as error:
+        Cohort({"a": name}, 5, **options)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize("library", ["timm", "torchvision"])
+def test_a_missing_library_is_named_with_what_to_type(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ValueError, match=rf"{library}:… needs {library}, .*type: pip install 'codistill\[zoo\]'"):
+        architecture(f"{library}:resnet18").backbone(5)

@@ -1,0 +1,61 @@
+"""docs/networks.md: its examples run, its names are understood, its numbers are those of the tests."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_foreign_heads import WRN
+
+import zoo
+from codistill.networks.foreign.naming import OPTIONS
+from codistill.networks.names import parse
+from codistill.recipes import resolve
+
+TEXT = (Path(__file__).parents[2] / "docs" / "networks.md").read_text(encoding="utf-8")
+SCRIPTS = re.findall(r"```py\n(.*?)```", TEXT, re.DOTALL)
+COMMANDS = re.findall(r"^codistill .*$", TEXT, re.MULTILINE)
+
+
+def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder that has the file that somebody converts."""
+    monkeypatch.chdir(tmp_path)
+    weights = {"fc.bias": torch.randn(3)}
+    torch.save(weights, "resnet18.pth")
+    namespace: dict[str, object] = {}
+    for script in SCRIPTS:
+        exec(compile(script, "docs/networks.md", "exec"), namespace)
+    assert type(namespace["plain"]) is zoo.timm.models.ResNet
+    assert load_file("resnet18.safetensors")["fc.bias"].equal(weights["fc.bias"])
+    assert len(SCRIPTS) == 2
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_commands_name_networks_that_are_understood(line: str) -> None:
+    changes = [word for word in shlex.split(line)[3:] if "=" in word and not word.startswith("--")]
+    assert resolve(shlex.split(line)[2], changes).networks["b"].startswith("timm:")
+    assert len(COMMANDS) == 2
+
+
+def test_names_and_settings_are_all_there() -> None:
+    names = set(re.findall(r"`((?:timm|torchvision):[a-z][^`]*)`", TEXT))
+    assert len(names) >= 3
+    assert all(parse(name).family == "foreign" for name in names)
+    assert [option for options in OPTIONS.values() for option in options if f"`{option}`" not in TEXT] == []
+
+
+def test_the_table_has_the_numbers_that_were_counted() -> None:
+    rows = [
+        (row[0], int(row[1].replace(",", "")), float(row[2]))
+        for row in re.findall(r"\| (WRN.*?) \| ([\d,]+) \| ([\d.]+) \|", TEXT)
+    ]
+    expected = [
+        (f"{name.upper()} C3, {which}", parameters, round(flops / 1e9, 3))
+        for (name, exit_name), counts in WRN.items()
+        if exit_name == "stage1"
+        for which, (parameters, flops) in zip(("paper", "by the rule"), counts, strict=True)
+    ]
+    assert rows == expected
+    assert len(rows) == 4

@@ -1,0 +1,84 @@
+"""Our ResNet-18, ResNet-50 and MobileNetV2 are torchvision's: as many weights, the same logits from the same ones."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import zoo
+from codistill.networks.build import architecture
+
+TWINS = {"resnet-18": "resnet18", "resnet-50": "resnet50", "mobilenetv2": "mobilenet_v2"}
+PARAMETERS = {"resnet-18": 11_689_512, "resnet-50": 25_557_032, "mobilenetv2": 3_504_872}  # as torchvision publishes
+
+# torchvision's convolution k of a block, with the norm behind it, in our branch.
+BASIC = {"conv1": "0.0", "bn1": "0.1", "conv2": "1", "bn2": "2"}
+BOTTLENECK = {"conv1": "0.0", "bn1": "0.1", "conv2": "1.0", "bn2": "1.1", "conv3": "2", "bn3": "3"}
+
+
+def our_resnet_key(key: str, parts: dict[str, str]) -> str:
+    match key.split("."):
+        case ["conv1" | "bn1" as part, tensor]:
+            return f"stages.stem.0.{0 if part == 'conv1' else 1}.{tensor}"
+        case ["fc", tensor]:
+            return f"classifier.2.{tensor}"
+        case [layer, block, "downsample", index, tensor]:
+            return f"stages.stage{layer[-1]}.{block}.shortcut.{index}.{tensor}"
+        case [layer, block, part, tensor]:
+            return f"stages.stage{layer[-1]}.{block}.branch.{parts[part]}.{tensor}"
+    raise AssertionError(key)
+
+
+def our_mobilenet_key(key: str) -> str:
+    """Its 17 blocks and last convolution are our four stages: 6, 7, 3 and 2 of them."""
+    if key.startswith("classifier.1."):
+        return key.replace("classifier.1.", "classifier.2.")
+    found = re.fullmatch(r"features\.(\d+)\.(.*)", key)
+    assert found, key
+    number, rest = int(found[1]), found[2]
+    if number == 0:
+        return f"stages.stem.{rest}"
+    first_of_stage = {"stage1": 1, "stage2": 7, "stage3": 14, "stage4": 17}
+    stage = [name for name, first in first_of_stage.items() if first <= number][-1]
+    return f"stages.{stage}.{number - first_of_stage[stage]}.{rest.replace('conv.', 'branch.', 1)}"
+
+
+def translated(name: str, key: str) -> str:
+    if name == "mobilenetv2":
+        return our_mobilenet_key(key)
+    return our_resnet_key(key, BASIC if name == "resnet-18" else BOTTLENECK)
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_same_weights_give_the_same_logits(name: str) -> None:
+    torch.manual_seed(0)
+    theirs: nn.Module = zoo.torchvision.models.get_model(TWINS[name])
+    ours = architecture(name).backbone(1000)
+    for network in (theirs, ours):
+        assert sum(weight.numel() for weight in network.parameters()) == PARAMETERS[name]
+    for key, tensor in theirs.state_dict().items():
+        if key.endswith(("running_mean", "running_var")):
+            tensor.uniform_(0.5, 1.5)  # as they come, statistics of 0 and 1 would hide a norm in the wrong place
+    weights = {translated(name, key): tensor for key, tensor in theirs.state_dict().items()}
+    assert len(weights) == len(theirs.state_dict())
+    ours.load_state_dict(weights, strict=True)
+    images = torch.randn(3, 3, 96, 96)
+    with torch.no_grad():
+        assert torch.allclose(ours.eval()(images), theirs.eval()(images), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["resnet-18", "resnet-50"])
+def test_exits_and_features_are_the_same_places(name: str) -> None:
+    torch.manual_seed(0)
+    theirs, ours = architecture(f"torchvision:{TWINS[name]}"), architecture(name)
+    assert [(place.stage, place.channels, place.stride) for place in theirs.exits[:2]] == [
+        (place.stage, place.channels, place.stride) for place in ours.exits
+    ]
+    plain, own = theirs.backbone(10).eval(), ours.backbone(10).eval()
+    own.load_state_dict({translated(name, key): tensor for key, tensor in plain.state_dict().items()}, strict=True)
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        their_features, our_features = plain.features(images), own.features(images)
+    for their_exit, our_exit in (("c2", "stage3"), ("c3", "stage2"), ("final", "final")):
+        assert torch.allclose(their_features[their_exit], our_features[our_exit], atol=1e-5, rtol=1e-5)
