@@ -133,6 +133,7 @@ def test_each_learns_with_another_family_and_leaves_as_the_librarys_own(which: s
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("which", ZOO)
 def test_each_learns_on_a_gpu(which: str) -> None:
     """With the operators that the libraries really have there."""
