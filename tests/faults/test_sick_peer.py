@@ -12,16 +12,17 @@ from sickness import KINDS, Stepper, assert_same, bad_logit, bad_weight, own, st
 
 from codistill.engine.recovery import Recovery
 from codistill.recipes.schema import AdamW
+from conftest import Counted
+from punishment import INJECTIONS
 from tiny import tiny_recipe
 
-INJECTIONS = 100
 STEPS = 4
 VALUES = (math.nan, math.inf, -math.inf)
 NAMES = ("a", "b")
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_a_hundred_injections(optimizer: str) -> None:
+def test_a_hundred_injections(optimizer: str, counted: Counted) -> None:
     """The truth for a network's peers is a recipe in which its edges weigh nothing, or the clean run."""
     adamw = {"optimizer": AdamW(lr=0.003, weight_decay=0.05).model_dump()} if optimizer == "adamw" else {}
     recipe = tiny_recipe(**adamw)
@@ -56,6 +57,7 @@ def test_a_hundred_injections(optimizer: str) -> None:
         assert_same(own(stepper.state(), well), own(after, well))
     assert kinds.total() == count
     assert hidden <= count // 20
+    counted("injections of NaN and infinities into weights, gradients, logits and images", count)
     assert optimizer == "adamw" or len(kinds) == len(KINDS) * len(NAMES) * len(VALUES)
 
 
