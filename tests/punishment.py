@@ -1,8 +1,12 @@
 """How often the tests in tests/faults do each thing: as published under `make punish`, otherwise a share of it."""
 
 import os
+from collections.abc import Callable
 
 PUNISH = os.environ.get("CODISTILL_PUNISH") == "1"
+
+Counted = Callable[[str, int], None]
+"""The fixture ``counted``: says how often a test did what it promises."""
 
 
 def times(published: int, share: int) -> int:

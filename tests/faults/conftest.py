@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-Counted = Callable[[str, int], None]
+from punishment import Counted
+
 MARK = "punished: "
 
 

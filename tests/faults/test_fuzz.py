@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 from codistill import recipes
 from codistill.cli.app import app
 from codistill.recipes import text
-from conftest import Counted
-from punishment import FUZZED
+from punishment import FUZZED, Counted
 
 SCREEN_LINES = 40
 SOURCES = ("quickstart", "cifar100/resnet-110-twins", "table3/c2", "kd/wrn-28-10-resnet-110")

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from runs import run_to_the_end, what_remains
 
-from conftest import Counted
 from processes import in_new_process, started_process
-from punishment import KILLED_TRAININGS, PUNISH
+from punishment import KILLED_TRAININGS, PUNISH, Counted
 from tiny import tiny_recipe
 
 KILLS_PER_RUN = 5

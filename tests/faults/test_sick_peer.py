@@ -12,8 +12,7 @@ from sickness import KINDS, Stepper, assert_same, bad_logit, bad_weight, own, st
 
 from codistill.engine.recovery import Recovery
 from codistill.recipes.schema import AdamW
-from conftest import Counted
-from punishment import INJECTIONS
+from punishment import INJECTIONS, Counted
 from tiny import tiny_recipe
 
 STEPS = 4

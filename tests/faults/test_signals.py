@@ -13,9 +13,8 @@ from codistill import recipes
 from codistill.cli import main
 from codistill.engine import trainer
 from codistill.engine.checkpoint import Store
-from conftest import Counted
 from processes import shared_count, started_process
-from punishment import SIGNALS_SENT
+from punishment import SIGNALS_SENT, Counted
 from tiny import tiny_recipe
 
 ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)

@@ -20,6 +20,9 @@ from codistill.engine.runtime import Machine
 from codistill.recipes.schema import Recipe
 from codistill.transfer.objective import Loss, Objective
 
+HEADER_BYTES = 16 * 2**20
+"""What a weight file may have besides the weights."""
+
 
 class Tally:
     """Sums since the last evaluation, in one tensor on the device: every term of the loss and the wrong answers.
@@ -184,6 +187,10 @@ def load_weights(backbone: nn.Module, file: Path, name: str) -> None:
     """Load a plain network's weight file, strictly."""
     if not file.is_file():
         raise ValueError(f"network {name!r}: there is no file {file}; give a weight file of a finished run")
+    # Before anything is mapped or read: a file may claim any size.
+    needed = sum(tensor.nbytes for tensor in backbone.state_dict().values())
+    if (size := file.stat().st_size) > 2 * needed + HEADER_BYTES:
+        raise ValueError(f"network {name!r}: {file} has {size:,} bytes, more than the network's {needed:,} can take")
     try:
         weights = load_file(file)
     except (OSError, SafetensorError) as error:
