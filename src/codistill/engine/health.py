@@ -4,7 +4,7 @@ Everything stays on the device, where the step reads it: nobody waits for an ans
 Axes: N networks, M classifiers.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,7 +31,9 @@ class Health:
     """
 
     def __init__(self, cohort: Cohort, classifiers: Sequence[str], limits: Limits, device: torch.device) -> None:
-        self.names = tuple(cohort.members)
+        self.names = tuple(dict.fromkeys(classifier.partition("/")[0] for classifier in classifiers))
+        self.here = tuple(cohort.members)
+        """Whose weights this process has; of others it knows their logits at most."""
         self.freezes = limits.freezes
         row = {name: index for index, name in enumerate(self.names)}
         owners = [row[classifier.partition("/")[0]] for classifier in classifiers]
@@ -40,7 +42,7 @@ class Health:
         self._elsewhere_NM = self._network_M != torch.arange(size, device=device)[:, None]
         clips = [limits.clip_norms.get(name, torch.inf) for name in self.names]
         self._clips_N = torch.tensor(clips, dtype=torch.float32, device=device) if limits.clip_norms else None
-        learning = [name for name in self.names if name not in limits.frozen]
+        learning = [name for name in self.here if name not in limits.frozen]
         self._statistics = Statistics({row[name]: cohort.members[name] for name in learning}, device)
 
         self.well_N = torch.ones(size, dtype=torch.bool, device=device)
@@ -53,9 +55,12 @@ class Health:
         self._zero = self._skips_N.new_zeros(())
         self._divisors_N = torch.ones(size, dtype=torch.float32, device=device)
 
-    def tensors(self) -> list[tuple[str, Tensor]]:
-        """What must survive a step."""
-        return [("skipped", self.skipped_N), ("frozen", self.frozen_N)]
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """What must survive a step, network by network."""
+        for name in self.here:
+            index = self.names.index(name)
+            yield f"{name}/skipped", self.skipped_N[index]
+            yield f"{name}/frozen", self.frozen_N[index]
 
     def guard(self, optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
         """Let every optimizer read whether to skip and by what to divide, as torch's scaler for float16 does."""
@@ -111,7 +116,7 @@ class Health:
 
     def _each(self, measure: Callable[[Sequence[Tensor]], Tensor], gradients: Mapping[str, Sequence[Tensor]]) -> Tensor:
         """By network; who only teaches has no gradient."""
-        return torch.stack([measure(gradients[name]) if gradients[name] else self._zero for name in self.names])
+        return torch.stack([measure(gradients[name]) if gradients.get(name) else self._zero for name in self.names])
 
     @torch.no_grad()
     def conclude(self) -> None:
