@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from codistill.cohort import Cohort
 from codistill.networks.layers import BatchNorm2d
@@ -31,14 +32,14 @@ class Health:
     """
 
     def __init__(self, cohort: Cohort, classifiers: Sequence[str], limits: Limits, device: torch.device) -> None:
-        self.names = tuple(dict.fromkeys(classifier.partition("/")[0] for classifier in classifiers))
+        owners = [classifier.partition("/")[0] for classifier in classifiers]
+        self.names = tuple(dict.fromkeys([*owners, *cohort.members]))
         self.here = tuple(cohort.members)
         """Whose weights this process has; of others it knows their logits at most."""
         self.freezes = limits.freezes
         row = {name: index for index, name in enumerate(self.names)}
-        owners = [row[classifier.partition("/")[0]] for classifier in classifiers]
         size = len(self.names)
-        self._network_M = torch.tensor(owners, device=device)
+        self._network_M = torch.tensor([row[owner] for owner in owners], device=device)
         self._elsewhere_NM = self._network_M != torch.arange(size, device=device)[:, None]
         clips = [limits.clip_norms.get(name, torch.inf) for name in self.names]
         self._clips_N = torch.tensor(clips, dtype=torch.float32, device=device) if limits.clip_norms else None
@@ -103,11 +104,9 @@ class Health:
         self.well_N &= sizes_N.isfinite() & ~self.frozen_N
         factors_N = self.well_N.float()
         if self._clips_N is not None:
-            lengths_N = torch.stack(
-                [length_of(gradients[name]) if gradients[name] else self._zero for name in self.names]
-            )
-            clipped_N = (self._clips_N / lengths_N).clamp_max(1.0)
-            factors_N = torch.where(self.well_N, clipped_N, factors_N)
+            lengths_N = self._each(length_of, gradients)
+            clipped_N = torch.where(lengths_N > self._clips_N, self._clips_N / lengths_N, 1.0)
+            factors_N = torch.where(self.well_N, clipped_N, 0.0)
             # A length beyond float32 clips to nothing, which is no update either.
             self.well_N &= factors_N > 0
             self._divisors_N.copy_(torch.where(self.well_N, 1 / factors_N, 1.0))
@@ -128,7 +127,7 @@ class Health:
 
 
 class Statistics:
-    """The buffers that forward passes change, of the networks that learn, copied together: few kernels for hundreds."""
+    """The running statistics of the networks that learn, copied together: few kernels for hundreds of buffers."""
 
     def __init__(self, members: Mapping[int, nn.Module], device: torch.device) -> None:
         by_dtype: dict[torch.dtype, list[tuple[int, Tensor]]] = {}
@@ -159,9 +158,10 @@ def _flat(buffers: Sequence[Tensor]) -> Tensor:
 
 def _changing_buffers(member: nn.Module) -> Iterable[Tensor]:
     for module in member.modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            if not (isinstance(module, BatchNorm2d) and name == "num_batches_tracked"):  # ours do not count
-                yield buffer
+        if isinstance(module, _NormBase):
+            for name, buffer in module.named_buffers(recurse=False):
+                if not (isinstance(module, BatchNorm2d) and name == "num_batches_tracked"):  # ours do not count
+                    yield buffer
 
 
 def size_of(tensors: Sequence[Tensor]) -> Tensor:
