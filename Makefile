@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test lint types unit clean
+.PHONY: demo test lint types unit punish clean
 
 demo: $(READY)          ## two small networks, three methods, a table and a page (about 5 minutes on 2 cores)
 	$(BIN)/codistill study demo --out runs/demo
@@ -21,6 +21,9 @@ types: $(READY)
 
 unit: $(READY)
 	$(BIN)/pytest -n 2 --dist worksteal
+
+punish: $(READY)        ## the faults and attacks of docs/reliability.md as often as published (about an hour on 2 cores)
+	CODISTILL_PUNISH=1 $(BIN)/pytest -n 2 --dist worksteal tests/faults tests/data/test_streaming.py tests/gpu
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "codistill needs Python 3.11 or newer; try: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }

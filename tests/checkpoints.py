@@ -1,18 +1,12 @@
-"""What tests of the checkpoint store share.
-
-CODISTILL_PUNISH=1 makes their loops as long as the published numbers: 5,000 damages, 20 rounds of faults, 1,000 kills.
-"""
+"""What tests of the checkpoint store share."""
 
 import hashlib
 import json
-import os
 
 import torch
 
 from codistill.engine.checkpoint import Store
 
-PUNISH = os.environ.get("CODISTILL_PUNISH") == "1"
-DAMAGES, FAULT_ROUNDS, KILLS = (5000, 20, 1000) if PUNISH else (420, 1, 40)
 NAMES = ("tensors.safetensors", "state.json", "manifest.json")
 
 

@@ -2,16 +2,31 @@
 
 import multiprocessing
 from collections.abc import Callable
+from multiprocessing.context import ForkServerProcess
+from multiprocessing.sharedctypes import Synchronized
 from typing import Any
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["codistill.engine.trainer"])
+_context.set_forkserver_preload(
+    ["codistill.engine.trainer", "torch._dynamo"]
+)  # the latter is what optimizers import when first used
+
+
+def started_process(function: Callable[..., None], *arguments: Any) -> ForkServerProcess:
+    """A process of its own that runs a function of an importable module."""
+    process = _context.Process(target=function, args=arguments)
+    process.start()
+    return process
+
+
+def shared_count() -> "Synchronized[int]":
+    """A number that a process started here may change."""
+    return _context.Value("q", 0)
 
 
 def in_new_process(function: Callable[..., None], *arguments: Any) -> int:
     """Run a function of an importable module to its end in a process of its own; its exit code."""
-    process = _context.Process(target=function, args=arguments)
-    process.start()
+    process = started_process(function, *arguments)
     process.join(timeout=120)
     assert process.exitcode is not None, f"{function.__name__} did not end within 120 s"
     return process.exitcode

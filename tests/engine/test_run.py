@@ -54,8 +54,9 @@ def test_every_classifier_and_the_ensemble_are_measured_in_the_last_epoch(finish
 
 def test_the_journal_has_every_term_and_no_clock(finished: Path) -> None:
     record = json.loads((finished / "journal.jsonl").read_text().splitlines()[0])
-    assert set(record) == {"epoch", "terms", "train_error", "test"}
+    assert set(record) == {"epoch", "terms", "train_error", "skipped", "test"}
     assert len(record["terms"]) == 6 + 18
+    assert record["skipped"] == {"a": 0, "b": 0}
 
 
 def test_a_finished_run_is_left_alone(finished: Path) -> None:

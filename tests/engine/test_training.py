@@ -44,7 +44,7 @@ def take_steps(training: Training, steps: int) -> None:
     for now in range(steps):
         position = Position(*divmod(now, timetable.steps_per_epoch))
         turn = timetable.turn(position)
-        set_learning_rate(training.optimizer, training.recipe, turn)
+        set_learning_rate(training.optimizers.values(), training.recipe, turn)
         step(trainer.draw_epoch(training, position.epoch).step(position.step), turn)
 
 
@@ -165,7 +165,7 @@ def test_learning_rates_per_network_and_drops_at_the_papers_epochs() -> None:
         schedule=Steps(milestones=(0.3, 0.6, 0.8), factor=0.2).model_dump(),
     )
     training, timetable = started(recipe), Timetable.of(recipe, 50_000)
-    assert [group["weight_decay"] for group in training.optimizer.param_groups] == [0.0, 5e-4]
+    assert [o.param_groups[0]["weight_decay"] for o in training.optimizers.values()] == [0.0, 5e-4]
     for epoch, step, factor in [
         (0, 0, 1),
         (59, 1562, 1),
@@ -174,8 +174,8 @@ def test_learning_rates_per_network_and_drops_at_the_papers_epochs() -> None:
         (120, 0, 0.04),
         (160, 0, 0.008),
     ]:
-        set_learning_rate(training.optimizer, recipe, timetable.turn(Position(epoch, step)))
-        rates = [group["lr"] for group in training.optimizer.param_groups]
+        set_learning_rate(training.optimizers.values(), recipe, timetable.turn(Position(epoch, step)))
+        rates = [optimizer.param_groups[0]["lr"] for optimizer in training.optimizers.values()]
         assert rates == pytest.approx([0.1 * factor, 0.02 * factor])
 
 
@@ -185,11 +185,11 @@ def test_the_authors_momentum_reset() -> None:
         tiny_recipe(optimizer={"kind": "sgd", **changes}, schedule=Steps(milestones=(0.5,)).model_dump())
     )
     take_steps(training, 3)
-    momentum = [slots["momentum_buffer"] for slots in training.optimizer.state.values()]
+    momentum = [slots["momentum_buffer"] for o in training.optimizers.values() for slots in o.state.values()]
     timetable = Timetable.of(training.recipe, 70)
-    set_learning_rate(training.optimizer, training.recipe, timetable.turn(Position(0, 2)))
+    set_learning_rate(training.optimizers.values(), training.recipe, timetable.turn(Position(0, 2)))
     assert all(buffer.any() for buffer in momentum)
-    set_learning_rate(training.optimizer, training.recipe, timetable.turn(Position(1, 0)))
+    set_learning_rate(training.optimizers.values(), training.recipe, timetable.turn(Position(1, 0)))
     assert not any(buffer.any() for buffer in momentum)
 
 

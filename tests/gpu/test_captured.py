@@ -74,7 +74,7 @@ def test_an_epoch_does_not_wait_for_the_device() -> None:
     torch.cuda.set_sync_debug_mode("error")
     try:
         for index in range(timetable.steps_per_epoch):
-            trainer.set_learning_rate(training.optimizer, training.recipe, timetable.turn(Position(0, index)))
+            trainer.set_learning_rate(training.optimizers.values(), training.recipe, timetable.turn(Position(0, index)))
             step(plan.step(index), timetable.turn(Position(0, index)))
         with pytest.raises(RuntimeError, match="synchronizing"):
             training.tally.read()
@@ -116,6 +116,35 @@ def test_adamw_with_soft_labels_is_recorded() -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("where", ["weight", "mean"])
+def test_a_sick_network_is_left_out_of_a_recorded_step(precision: str, optimizer: str, where: str) -> None:
+    """As on the plain path (tests/faults): nothing of it changes, its peer learns on; NaN pixels stop both."""
+    changes = {"optimizer": AdamW(lr=0.001, weight_decay=0.05).model_dump()} if optimizer == "adamw" else {}
+    runtime = on_gpu(precision=precision, deterministic=True).model_dump()
+    training = started(tiny_recipe(networks=NO_DROPOUT, runtime=runtime, **changes))
+    assert take_steps(training, 2) is CapturedStep
+    step, plan = choose_step(training), trainer.draw_epoch(training, 0)
+    step(plan.step(0), Timetable.of(training.recipe, 70).turn(Position()))  # recorded while all are well
+    sick = training.cohort.members["a"].backbone.get_parameter("stages.stem.weight") if where == "weight" else None
+    target = training.data.mean if sick is None else sick
+    with torch.no_grad():
+        target[(0,) * target.ndim] = float("nan")
+    before = {name: tensor.clone() for name, tensor in training.tensors().items()}
+    step(plan.step(1), Timetable.of(training.recipe, 70).turn(Position(0, 1)))
+    assert training.health.skipped() == {"a": 1, "b": int(sick is None)}
+    for network in ("a", "b"):
+        changed = [name for name, tensor in training.tensors_of(network).items() if not same(tensor, before[name])]
+        assert bool(changed) == (network == "b" and sick is not None), changed[:3]
+    assert training.tally.sums.isfinite().all()
+
+
+def same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """NaN equals NaN."""
+    return torch.equal(left.nan_to_num(nan=1e30), right.nan_to_num(nan=1e30))
+
+
 def test_dropout_differs_from_step_to_step() -> None:
     training = started(
         tiny_recipe(networks={"a": "wrn-10-1-dropout-0.3", "b": "resnet-8"}, runtime=on_gpu().model_dump())
@@ -143,11 +172,13 @@ def test_fused_sgd_is_torchs(nesterov: bool) -> None:
     ours, theirs = ([nn.Parameter(start.clone()) for start in starts] for _ in range(2))
     copies = [nn.Parameter(start.bfloat16()) for start in starts]
     optimizers = [sgd_with_two_groups(weights, nesterov) for weights in (ours, theirs)]
-    fused = FusedSgd(ours, copies, optimizers[0])
-    for _ in range(5):
+    factor = torch.tensor(1.0, device="cuda")
+    fused = FusedSgd(ours, copies, {"a": optimizers[0]}, {"a": factor})
+    for step in range(5):
+        factor.fill_(0.5 if step == 2 else 1.0)
         for copy, weight in zip(copies, theirs, strict=True):
             copy.grad = torch.randn(copy.shape, generator=generator).to(copy)
-            weight.grad = copy.grad.float()
+            weight.grad = copy.grad.float() * factor
         fused.update()
         optimizers[1].step()
     for weight, copy, other in zip(ours, copies, theirs, strict=True):
@@ -155,6 +186,26 @@ def test_fused_sgd_is_torchs(nesterov: bool) -> None:
         momentum, expected = (o.state[w]["momentum_buffer"] for o, w in zip(optimizers, (weight, other), strict=True))
         torch.testing.assert_close(momentum, expected, rtol=1e-6, atol=1e-6)
         assert torch.equal(copy, weight.bfloat16())
+
+
+def test_fused_sgd_touches_nothing_of_a_network_that_is_left_out() -> None:
+    """Whose gradients are NaN, whose factor is 0; the other one is updated as ever."""
+    from codistill.engine.fused_sgd import FusedSgd
+
+    starts = [torch.randn(20_000, generator=torch.Generator().manual_seed(seed)).cuda() for seed in (0, 1)]
+    weights = [nn.Parameter(start.clone()) for start in starts]
+    copies = [nn.Parameter(start.bfloat16()) for start in starts]
+    optimizers = {name: sgd_with_two_groups([weight], True) for name, weight in zip("ab", weights, strict=True)}
+    factors = torch.tensor([0.0, 1.0], device="cuda")
+    fused = FusedSgd(weights, copies, optimizers, dict(zip("ab", factors, strict=True)))
+    for copy, value in zip(copies, (float("nan"), 1.0), strict=True):
+        copy.grad = torch.full_like(copy, value)
+    fused.update()
+    assert torch.equal(weights[0], starts[0])
+    assert torch.equal(copies[0], starts[0].bfloat16())
+    assert not optimizers["a"].state[weights[0]]["momentum_buffer"].any()
+    assert not torch.equal(weights[1], starts[1])
+    assert torch.equal(copies[1], weights[1].bfloat16())
 
 
 def sgd_with_two_groups(weights: list[nn.Parameter], nesterov: bool) -> torch.optim.SGD:

@@ -19,6 +19,7 @@ from codistill.engine.parts import PARTS, Functions, FunctionsBySize, PlainWay, 
 from codistill.engine.sections import Fork
 from codistill.engine.timetable import Turn
 from codistill.engine.training import Training
+from codistill.recipes.schema import Sgd
 
 if TYPE_CHECKING:
     from codistill.engine.fused_sgd import FusedSgd
@@ -85,7 +86,8 @@ class CapturedStep:
             for part in parts(self.training, way, inputs, turn):
                 if part == until:
                     break
-            self.training.optimizer.zero_grad(set_to_none=True)
+            for cohort in (self.training.cohort, way.cohort):
+                cohort.zero_grad(set_to_none=True)
 
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
@@ -120,7 +122,8 @@ class SideBySide(PlainWay):
     def __init__(self, training: Training, functions: Functions, lowered: Lowered | None, beside: Beside) -> None:
         super().__init__(training, functions)
         self.lowered, self.beside = lowered, beside
-        self.fused = fused_sgd(lowered, training.optimizer) if lowered else None
+        self.cohort = lowered.cohort if lowered else training.cohort
+        self.fused = fused_sgd(lowered, training) if lowered else None
 
     def forward(self, images: Tensor, turn: Turn) -> Mapping[str, Tensor]:
         if self.lowered and not self.fused:
@@ -166,12 +169,14 @@ class Recording:
         return min(seconds)
 
 
-def fused_sgd(lowered: Lowered, optimizer: torch.optim.Optimizer) -> "FusedSgd | None":
-    if not isinstance(optimizer, torch.optim.SGD) or not optimizer.defaults["momentum"] or not find_spec("triton"):
+def fused_sgd(lowered: Lowered, training: Training) -> "FusedSgd | None":
+    settings = training.recipe.optimizer
+    if not isinstance(settings, Sgd) or not settings.momentum or not find_spec("triton"):
         return None
     from codistill.engine.fused_sgd import FusedSgd
 
-    return FusedSgd(lowered.weights, lowered.copies, optimizer)
+    factors = {name: training.health.factor(name) for name in training.optimizers}
+    return FusedSgd(lowered.weights, lowered.copies, training.optimizers, factors)
 
 
 class Streams:

@@ -47,6 +47,11 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def best(self) -> Path:
+        """The best checkpoint by validation error, where the recipe asks for it."""
+        return self.path / "best"
+
+    @property
     def result(self) -> Path:
         """Written last: where it exists, the run is finished."""
         return self.path / "result.json"

@@ -5,7 +5,7 @@ SGD and casting weights move 32. For WRN-28-10 twins that is 2 % of a step and 1
 instead of thirty. Needs Triton, which comes with torch for CUDA.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import triton
@@ -15,8 +15,9 @@ from torch import Tensor
 CHUNK, BLOCK = 8192, 1024
 """Weights per program of the kernel, and how many of them it has in hand at once."""
 
-COLUMNS = ("weight", "momentum", "copy", "gradient", "count", "rate")
-"""What the kernel's table says of every chunk: addresses, how many weights, the address of the learning rate."""
+COLUMNS = ("weight", "momentum", "copy", "gradient", "count", "rate", "factor")
+"""What the kernel's table says of every chunk: addresses, how many weights, and the addresses of the learning rate and
+of what the gradient is multiplied by; where that is 0, nothing is read or written."""
 
 ALIGNMENT = 16
 
@@ -31,7 +32,7 @@ def sgd(
     chunk: tl.constexpr,
     block: tl.constexpr,
 ):
-    row = table + tl.program_id(0) * 6  # as many as COLUMNS
+    row = table + tl.program_id(0) * 7  # as many as COLUMNS
     weights = tl.load(row).to(tl.pointer_type(tl.float32))
     moments = tl.load(row + 1).to(tl.pointer_type(tl.float32))
     copies = tl.load(row + 2).to(tl.pointer_type(tl.bfloat16))
@@ -39,14 +40,15 @@ def sgd(
     if aligned:
         weights, moments = tl.multiple_of(weights, 16), tl.multiple_of(moments, 16)
         copies, gradients = tl.multiple_of(copies, 16), tl.multiple_of(gradients, 16)
-    count = tl.load(row + 4)
+    factor = tl.load(tl.load(row + 6).to(tl.pointer_type(tl.float32)))
+    count = tl.where(factor == 0.0, 0, tl.load(row + 4))
     rate = tl.load(tl.load(row + 5).to(tl.pointer_type(tl.float32)))
     decay = tl.load(decays + tl.program_id(0))
     for start in range(0, chunk, block):
         at = start + tl.arange(0, block)
         here = at < count
         weight = tl.load(weights + at, mask=here, other=0.0)
-        gradient = tl.load(gradients + at, mask=here, other=0.0).to(tl.float32) + decay * weight
+        gradient = tl.load(gradients + at, mask=here, other=0.0).to(tl.float32) * factor + decay * weight
         moment = momentum * tl.load(moments + at, mask=here, other=0.0) + gradient
         if nesterov:
             gradient += momentum * moment
@@ -59,26 +61,40 @@ def sgd(
 
 
 class FusedSgd:
-    """The update of those of ``weights`` that ``optimizer`` (SGD with momentum) has, from their copies' gradients.
+    """The update of those of ``weights`` that an optimizer (SGD with momentum) has, from their copies' gradients.
 
-    Gradients lie elsewhere in every recorded graph, so each recording has an instance of its own, and ``recorded``
-    tells the kernel afterwards where they will be: while a graph is recorded nothing can be written to the device.
+    ``optimizers`` and ``factors`` are by network. Gradients lie elsewhere in every recorded graph, so each recording
+    has an instance of its own, and ``recorded`` tells the kernel afterwards where they will be: while a graph is
+    recorded nothing can be written to the device.
     """
 
-    def __init__(self, weights: Sequence[Tensor], copies: Sequence[Tensor], optimizer: torch.optim.SGD) -> None:
-        group_of = {weight: group for group in optimizer.param_groups for weight in group["params"]}
-        learning = [(weight, copy) for weight, copy in zip(weights, copies, strict=True) if weight in group_of]
+    def __init__(
+        self,
+        weights: Sequence[Tensor],
+        copies: Sequence[Tensor],
+        optimizers: Mapping[str, torch.optim.Optimizer],
+        factors: Mapping[str, Tensor],
+    ) -> None:
+        home = {
+            weight: (name, optimizer, group)
+            for name, optimizer in optimizers.items()
+            for group in optimizer.param_groups
+            for weight in group["params"]
+        }
+        learning = [(weight, copy) for weight, copy in zip(weights, copies, strict=True) if weight in home]
         self.copies = [copy for _, copy in learning]
-        chunks = [
-            _chunks(weight, optimizer.state[weight]["momentum_buffer"], copy, group_of[weight]["lr"])
-            for weight, copy in learning
-        ]
+        chunks = []
+        for weight, copy in learning:
+            name, optimizer, group = home[weight]
+            momentum = optimizer.state[weight]["momentum_buffer"]
+            chunks.append(_chunks(weight, momentum, copy, group["lr"], factors[name]))
         self.chunks_each = torch.tensor([len(rows) for rows in chunks])
         self.rows = torch.cat(chunks)
-        decay_each = torch.tensor([float(group_of[weight]["weight_decay"]) for weight, _ in learning])
+        decay_each = torch.tensor([float(home[weight][2]["weight_decay"]) for weight, _ in learning])
         self.table = torch.empty_like(self.rows, device=weights[0].device)
         self.decays = decay_each.repeat_interleave(self.chunks_each).to(self.table.device)
-        self.momentum, self.nesterov = optimizer.defaults["momentum"], optimizer.defaults["nesterov"]
+        common = next(iter(optimizers.values())).defaults
+        self.momentum, self.nesterov = common["momentum"], common["nesterov"]
         self.addresses: list[int] = []
 
     def update(self) -> None:
@@ -97,7 +113,7 @@ class FusedSgd:
         self.table.copy_(table)
 
 
-def _chunks(weight: Tensor, momentum: Tensor, copy: Tensor, rate: Tensor) -> Tensor:
+def _chunks(weight: Tensor, momentum: Tensor, copy: Tensor, rate: Tensor, factor: Tensor) -> Tensor:
     """The table's rows for one weight; in the gradient's column how far into it a chunk begins."""
     starts = torch.arange(0, weight.numel(), CHUNK)
     columns = {
@@ -107,5 +123,6 @@ def _chunks(weight: Tensor, momentum: Tensor, copy: Tensor, rate: Tensor) -> Ten
         "gradient": starts * copy.itemsize,
         "count": (weight.numel() - starts).clamp_max(CHUNK),
         "rate": torch.full_like(starts, rate.data_ptr()),
+        "factor": torch.full_like(starts, factor.data_ptr()),
     }
     return torch.stack([columns[name] for name in COLUMNS], dim=1)

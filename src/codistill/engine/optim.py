@@ -1,6 +1,6 @@
-"""One optimizer for the whole cohort, a parameter group per network; the moving average of the weights."""
+"""An optimizer for every network, so that each can be left out of an update; the moving average of the weights."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -8,41 +8,45 @@ import torch
 from torch import Tensor, nn
 
 from codistill.cohort import Cohort
+from codistill.engine.health import Health
 from codistill.engine.runtime import Machine
 from codistill.engine.timetable import Turn
 from codistill.recipes.schema import AdamW, Recipe, Sgd, learning_rate
 
 
-def build_optimizer(recipe: Recipe, cohort: Cohort, machine: Machine) -> torch.optim.Optimizer:
-    """The recipe's optimizer over every network that learns; frozen teachers have no group."""
-    settings, frozen, device = recipe.optimizer, recipe.graph.frozen, machine.device
-    groups: list[dict[str, Any]] = [
-        {
-            "params": list(cohort.members[name].parameters()),
-            "lr": settings.lr_of.get(name, settings.lr),
-            "weight_decay": settings.weight_decay_of.get(name, settings.weight_decay),
-        }
-        for name in cohort.members
+def build_optimizers(recipe: Recipe, cohort: Cohort, machine: Machine) -> dict[str, torch.optim.Optimizer]:
+    """The recipe's optimizer for every network that learns; frozen teachers have none."""
+    frozen = recipe.graph.frozen
+    return {
+        name: _optimizer(recipe, name, list(member.parameters()), machine)
+        for name, member in cohort.members.items()
         if name not in frozen
-    ]
-    for group in groups:
-        group["base_lr"] = group["lr"]
-        if device.type == "cuda":
-            # In device memory a captured step reads the rate when it is replayed, not when it was recorded.
-            group["lr"] = torch.tensor(group["lr"], device=device)
-    fused = device.type in ("cpu", "cuda")
+    }
+
+
+def _optimizer(recipe: Recipe, name: str, parameters: list[nn.Parameter], machine: Machine) -> torch.optim.Optimizer:
+    settings, device = recipe.optimizer, machine.device
+    rate = settings.lr_of.get(name, settings.lr)
+    group: dict[str, Any] = {
+        "params": parameters,
+        # In device memory a captured step reads the rate when it is replayed, not when it was recorded.
+        "lr": torch.tensor(rate, device=device) if device.type == "cuda" else rate,
+        "base_lr": rate,
+        "weight_decay": settings.weight_decay_of.get(name, settings.weight_decay),
+    }
+    # Fused ones can be told on the device to skip an update; see engine/health.py.
     optimizer: torch.optim.Optimizer
     slots: tuple[str, ...]
     match settings:
         case Sgd(momentum=momentum, nesterov=nesterov):
-            optimizer = torch.optim.SGD(groups, momentum=momentum, nesterov=nesterov, fused=fused)
+            optimizer = torch.optim.SGD([group], momentum=momentum, nesterov=nesterov, fused=True)
             slots = ("momentum_buffer",) if momentum else ()
         case AdamW(beta1=beta1, beta2=beta2, eps=eps):
             capturable = machine.captures(recipe)
-            optimizer = torch.optim.AdamW(groups, betas=(beta1, beta2), eps=eps, fused=fused, capturable=capturable)
+            optimizer = torch.optim.AdamW([group], betas=(beta1, beta2), eps=eps, fused=True, capturable=capturable)
             slots = ("exp_avg", "exp_avg_sq", "step")
     # Torch fills these at the first step. Zeros give the same update, and then a checkpoint always has the same shape.
-    for parameter in (parameter for group in groups for parameter in group["params"]):
+    for parameter in parameters:
         zero_step = torch.zeros((), device=device)
         optimizer.state[parameter] = {
             slot: zero_step if slot == "step" else torch.zeros_like(parameter) for slot in slots
@@ -50,24 +54,27 @@ def build_optimizer(recipe: Recipe, cohort: Cohort, machine: Machine) -> torch.o
     return optimizer
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, recipe: Recipe, turn: Turn) -> None:
-    """Bring every group to the schedule's value for this step; with the authors' switch, a drop forgets momentum."""
+def set_learning_rate(optimizers: Iterable[torch.optim.Optimizer], recipe: Recipe, turn: Turn) -> None:
+    """Bring every network to the schedule's value for this step; with the authors' switch, a drop forgets momentum."""
     factor = learning_rate(recipe, turn.progress)
-    previous = learning_rate(recipe, turn.previous_progress)
-    for group in optimizer.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(group["base_lr"] * factor)
-        else:
-            group["lr"] = group["base_lr"] * factor
-    if isinstance(recipe.optimizer, Sgd) and recipe.optimizer.reset_momentum_at_drops and factor < previous:
-        for slots in optimizer.state.values():
-            slots["momentum_buffer"].zero_()
+    is_drop = factor < learning_rate(recipe, turn.previous_progress)
+    forgets = isinstance(recipe.optimizer, Sgd) and recipe.optimizer.reset_momentum_at_drops and is_drop
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(group["base_lr"] * factor)
+            else:
+                group["lr"] = group["base_lr"] * factor
+        if forgets:
+            for slots in optimizer.state.values():
+                slots["momentum_buffer"].zero_()
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer, cohort: Cohort) -> Iterator[tuple[str, Tensor]]:
-    """Everything the optimizer remembers, by parameter name: what a checkpoint saves and restores in place."""
+def optimizer_tensors(optimizers: Mapping[str, torch.optim.Optimizer], cohort: Cohort) -> Iterator[tuple[str, Tensor]]:
+    """Everything the optimizers remember, by parameter name: what a checkpoint saves and restores in place."""
+    memory = {parameter: slots for optimizer in optimizers.values() for parameter, slots in optimizer.state.items()}
     for name, parameter in cohort.named_parameters():
-        for slot, tensor in optimizer.state.get(parameter, {}).items():
+        for slot, tensor in memory.get(parameter, {}).items():
             yield f"{name}/{slot}", tensor
 
 
@@ -80,11 +87,13 @@ class MovingAverage:
         self.backbones.requires_grad_(False).eval()
 
     @torch.no_grad()
-    def update(self, cohort: Cohort) -> None:
+    def update(self, cohort: Cohort, health: Health) -> None:
+        """Take in those that learned; whoever was left out may hold NaN, of which no average recovers."""
         for name, average in self.backbones.items():
-            current = cohort.members[name].backbone.state_dict()
+            current, learned = cohort.members[name].backbone.state_dict(), health.learned(name)
             for key, tensor in average.state_dict().items():
+                sound = torch.where(learned, current[key], tensor)
                 if tensor.is_floating_point():
-                    tensor.lerp_(current[key], 1 - self.decay)
+                    tensor.lerp_(sound, 1 - self.decay)
                 else:
-                    tensor.copy_(current[key])
+                    tensor.copy_(sound)

@@ -33,8 +33,10 @@ class Functions:
     @classmethod
     def of(cls, training: Training, cohort: Cohort, prepare: Prepare) -> "Functions":
         def judge(logits: Mapping[str, Tensor], labels: Tensor) -> Tensor:
-            loss: Loss = training.objective(logits, labels)
-            training.tally.add(loss, logits, labels)
+            used = training.objective.classifiers
+            trusted_M = training.health.trusted(logits[name] for name in used)
+            loss: Loss = training.objective(logits, labels, trusted_M)
+            training.tally.add(loss, logits, labels, dict(zip(used, trusted_M, strict=True)))
             return loss.total
 
         networks = {name: arranged(member, prepare) for name, member in cohort.members.items()}
@@ -62,6 +64,8 @@ class Way(Protocol):
     """How a step calls them."""
 
     functions: Functions
+    cohort: Cohort
+    """The networks that they call, whose parameters get the gradients."""
 
     def forward(self, images: Tensor, turn: Turn) -> Mapping[str, Tensor]:
         """Every network's logits by classifier name."""
@@ -74,6 +78,8 @@ def parts(training: Training, way: Way, draws: Draws, turn: Turn) -> Iterator[st
     """The step, which yields the name of each of its ``PARTS`` when it is done: run it to the end, or measure it."""
     images, labels = way.functions.batch(draws)
     yield "augment"
+    if turn.begins_update:
+        training.health.begin()
     with training.machine.autocast():
         logits = way.forward(images, turn)
     yield "forward"
@@ -82,10 +88,20 @@ def parts(training: Training, way: Way, draws: Draws, turn: Turn) -> Iterator[st
     (total * turn.share_of_update).backward()  # type: ignore[no-untyped-call]
     yield "backward"
     if turn.updates:
+        training.health.weigh(gradients(way.cohort))
         way.update()
         if training.average:
-            training.average.update(training.cohort)
+            training.average.update(training.cohort, training.health)
+        training.health.conclude()
     yield "update"
+
+
+def gradients(cohort: Cohort) -> dict[str, list[Tensor]]:
+    """By network: what the backward pass left there."""
+    return {
+        name: [parameter.grad for parameter in member.parameters() if parameter.grad is not None]
+        for name, member in cohort.members.items()
+    }
 
 
 class PlainWay:
@@ -93,6 +109,7 @@ class PlainWay:
 
     def __init__(self, training: Training, functions: Functions) -> None:
         self.training, self.functions = training, functions
+        self.cohort = training.cohort
 
     def forward(self, images: Tensor, turn: Turn) -> Mapping[str, Tensor]:
         logits: dict[str, Tensor] = {}
@@ -102,5 +119,6 @@ class PlainWay:
         return logits
 
     def update(self) -> None:
-        self.training.optimizer.step()
-        self.training.optimizer.zero_grad(set_to_none=True)
+        for optimizer in self.training.optimizers.values():
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)

@@ -7,7 +7,8 @@ uninterrupted one's; ``timing.jsonl`` holds the clock. ``result.json`` comes las
 import json
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from statistics import fmean
 from typing import Any
 
 import safetensors.torch
@@ -15,7 +16,7 @@ import torch
 
 from codistill.data.images import ImageData
 from codistill.engine import environment
-from codistill.engine.checkpoint import Store
+from codistill.engine.checkpoint import Snapshot, Store
 from codistill.engine.evaluate import Metrics
 from codistill.engine.files import (
     RunError,
@@ -30,6 +31,7 @@ from codistill.engine.files import (
 from codistill.engine.folder import MAX_BYTES, RESULT_FORMAT, RunFolder
 from codistill.engine.journal import Journal
 from codistill.engine.logs import file_handler, log, logging_to
+from codistill.engine.saving import Saver
 from codistill.engine.timetable import Position, Timetable
 from codistill.engine.training import Training
 from codistill.recipes import files
@@ -43,6 +45,7 @@ class Run:
         self.folder, self.recipe, self.data = folder, recipe, data
         self.journal, self.timing = Journal(folder.journal), Journal(folder.timing)
         self.store = Store(folder.checkpoints, keep=recipe.checkpoints.keep)
+        self.saver = Saver()
         self._opened_at = self._saved_at = time.monotonic()
         self._elapsed_before_s = 0.0
 
@@ -64,7 +67,7 @@ class Run:
             with logging_to(file_handler(folder.log)):
                 sweep(folder.path)
                 run = cls(folder, recipe, data)
-                with run.journal, run.timing:
+                with run.journal, run.timing, closing(run.saver):
                     run._describe_once()
                     yield run
 
@@ -103,17 +106,33 @@ class Run:
         return position
 
     def save_is_due(self) -> bool:
-        return time.monotonic() - self._saved_at >= self.recipe.checkpoints.every_s
+        """By the clock, and never while the last one is still being written; ``every_s=0`` is after every update."""
+        every_s = self.recipe.checkpoints.every_s
+        return not every_s or (time.monotonic() - self._saved_at >= every_s and not self.saver.is_busy)
 
-    def save(self, training: Training, position: Position, timetable: Timetable) -> None:
+    def save(self, training: Training, position: Position, timetable: Timetable) -> Snapshot:
+        """Begin to write a checkpoint; what it will hold. ``saver.wait`` returns when it is on the disk."""
+        taken = self._save(self.store, training, position, timetable)
+        self._saved_at = time.monotonic()
+        return taken
+
+    def save_if_best(self, training: Training, position: Position, timetable: Timetable) -> None:
+        """Keep this epoch's state apart if no earlier one had a lower validation error, on average of the networks."""
+        errors = [
+            fmean(record["validation"][f"{name}/final"]["top1_error"] for name in training.optimizers)
+            for record in self.journal.read()
+        ]
+        if errors[-1] <= min(errors):
+            self._save(Store(self.folder.best, keep=1), training, position, timetable)
+
+    def _save(self, store: Store, training: Training, position: Position, timetable: Timetable) -> Snapshot:
         state = {
             "position": {"epoch": position.epoch, "step": position.step},
             "journal_bytes": self.journal.length,
             "timing_bytes": self.timing.length,
             "elapsed_s": self.elapsed_s,
         }
-        self.store.save(timetable.steps_taken(position), training.tensors(), state)
-        self._saved_at = time.monotonic()
+        return self.saver.save(store, timetable.steps_taken(position), training.tensors(), state)
 
     def record(self, epoch: int, learned: Mapping[str, Any], metrics: Mapping[str, Mapping[str, Metrics]]) -> None:
         """Write an evaluation down: metrics by split (test, validation) and classifier."""
@@ -128,6 +147,7 @@ class Run:
 
         ``path`` says how the step was computed.
         """
+        self.saver.wait()
         for name, network in training.shipped().items():
             weights = {key: tensor.detach().cpu().contiguous() for key, tensor in network.state_dict().items()}
             about = {
@@ -157,6 +177,7 @@ class Run:
                 "parameters": sum(parameter.numel() for parameter in network.parameters()),
                 "last": epochs[-1]["test"][classifier],
                 "best_epoch": {"epoch": best_epoch, "top1_error": best_error},
+                "skipped": epochs[-1]["skipped"][name],
             }
         peak = torch.cuda.max_memory_allocated() if training.machine.device.type == "cuda" else None
         return {
@@ -168,6 +189,7 @@ class Run:
             "data": self.data.report,
             "environment": read_json(self.folder.environment),
             "path": path,
+            "saves": {"count": self.saver.saves, "longest_hold_s": round(self.saver.longest_hold_s, 6)},
             "elapsed_s": round(self.elapsed_s, 3),
             "peak_device_bytes": peak,
         }

@@ -26,6 +26,7 @@ class Turn:
     """For the step's dropout."""
     share_of_update: float = 1.0
     """The batch's images as a share of those that its update averages."""
+    begins_update: bool = True
     updates: bool = True
     """Whether the step ends with an update; the last of each ``accumulate`` batches does, and the last of an epoch."""
 
@@ -71,5 +72,6 @@ class Timetable:
             seed=derive(self.seed, "dropout", now),
             share_of_update=self._images_in(position.step, position.step)
             / self._images_in(first_of_update, last_of_update),
+            begins_update=position.step == first_of_update,
             updates=position.step == last_of_update,
         )

@@ -19,6 +19,7 @@ from codistill.engine.evaluate import Metrics, ensemble, evaluate
 from codistill.engine.folder import RunFolder
 from codistill.engine.logs import log
 from codistill.engine.optim import set_learning_rate
+from codistill.engine.recovery import Recovery
 from codistill.engine.run import Run
 from codistill.engine.runtime import prepared
 from codistill.engine.step import choose_step
@@ -85,30 +86,40 @@ def run_training(
     recipe = training.recipe
     with Run.open(folder, recipe, data) as run:
         position = run.continue_from_newest(training)
+        recovery = Recovery(training)
         step = choose_step(training)
         log.info("%s on %s: %s", recipe.name, training.machine.device, step.path)
+
+        def save() -> None:
+            recovery.look()
+            recovery.remember(run.save(training, position, timetable))
 
         while position.epoch < timetable.epochs:
             plan = draw_epoch(training, position.epoch)
             for batch in training.data.batches(plan, position.step):
                 turn = timetable.turn(position)
-                set_learning_rate(training.optimizer, recipe, turn)
+                set_learning_rate(training.optimizers.values(), recipe, turn)
                 step(batch, turn)
                 position = Position(position.epoch, position.step + 1)
                 heartbeat(position, timetable)
                 # Half an update is not part of a checkpoint, so nothing is saved between its batches.
                 stopped = turn.updates and stop()
                 if stopped or (turn.updates and run.save_is_due()):
-                    run.save(training, position, timetable)
+                    save()
                 if stopped:
+                    run.saver.wait()
                     return
             position = Position(position.epoch + 1)
             if evaluates(recipe, position.epoch):
+                recovery.look()
                 progress = conclude_epoch(run, training, position, timetable)
+                if run.save_is_due() or position.epoch == timetable.epochs:
+                    save()
                 try:
                     yield progress
                 except GeneratorExit:
-                    run.save(training, position, timetable)
+                    save()
+                    run.saver.wait()
                     raise
         run.finish(training, step.path)
 
@@ -146,13 +157,13 @@ def evaluates(recipe: Recipe, epochs_done: int) -> bool:
 
 
 def conclude_epoch(run: Run, training: Training, position: Position, timetable: Timetable) -> Progress:
-    """Evaluate, write it down, and save if it is time; the next epoch begins with empty sums."""
+    """Evaluate, write it down, and keep it if it is the best; the next epoch begins with empty sums."""
     metrics = measure(training, position.epoch)
     learned = training.tally.read()
     training.tally.sums.zero_()
-    run.record(position.epoch, learned, metrics)
-    if run.save_is_due() or position.epoch == timetable.epochs:
-        run.save(training, position, timetable)
+    run.record(position.epoch, {**learned, "skipped": training.health.skipped()}, metrics)
+    if training.recipe.checkpoints.best:
+        run.save_if_best(training, position, timetable)
     done = timetable.steps_taken(position)
     return Progress(
         epoch=position.epoch,

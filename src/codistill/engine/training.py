@@ -1,5 +1,6 @@
 """Everything that a training step reads and changes, and the sums it keeps on the device."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,30 +14,38 @@ from codistill.cohort import Cohort
 from codistill.data.augment import augment, centre_crop, mix_labels, normalise
 from codistill.data.batches import AugmentSettings, Draws, EpochPlan
 from codistill.data.images import ImageData, ImageSet
-from codistill.engine.optim import MovingAverage, build_optimizer, optimizer_tensors
+from codistill.engine.health import Health, Limits
+from codistill.engine.optim import MovingAverage, build_optimizers, optimizer_tensors
 from codistill.engine.runtime import Machine
 from codistill.recipes.schema import Recipe
 from codistill.transfer.objective import Loss, Objective
 
+HEADER_BYTES = 16 * 2**20
+"""What a weight file may have besides the weights."""
+
 
 class Tally:
-    """Sums since the last evaluation, in one vector on the device: every term of the loss, wrong answers, images."""
+    """Sums since the last evaluation, in one tensor on the device: every term of the loss and the wrong answers.
+
+    Below each the number of its images, which are fewer where a network was left out of a step.
+    """
 
     def __init__(self, terms: tuple[str, ...], finals: tuple[str, ...], device: torch.device) -> None:
         self.terms, self.finals = terms, finals
-        self.sums = torch.zeros(len(terms) + len(finals) + 1, device=device)
+        self.sums = torch.zeros(2, len(terms) + len(finals), device=device)
 
     @torch.no_grad()
-    def add(self, loss: Loss, logits: Mapping[str, Tensor], labels: Tensor) -> None:
+    def add(self, loss: Loss, logits: Mapping[str, Tensor], labels: Tensor, trusted: Mapping[str, Tensor]) -> None:
         hard = labels if labels.ndim == 1 else labels.argmax(dim=-1)
-        wrong = [(logits[name].argmax(dim=-1) != hard).sum() for name in self.finals]
+        wrong = torch.stack([(logits[name].argmax(dim=-1) != hard).sum() for name in self.finals])
+        counted_finals = torch.stack([trusted[name] for name in self.finals])
         images = len(hard)
-        self.sums += torch.cat([loss.values * images, torch.stack(wrong), hard.new_full((1,), images)])
+        counted = torch.cat([loss.counted, counted_finals])
+        self.sums += torch.stack([torch.cat([loss.values * images, wrong]) * counted, counted * images])
 
     def read(self) -> dict[str, dict[str, float]]:
         """Mean terms and training errors (%). Waits for the device: call it where an epoch ends."""
-        *sums, images = self.sums.tolist()
-        means = [value / images for value in sums]
+        means = [value / images if images else math.nan for value, images in self.sums.T.tolist()]
         split = len(self.terms)
         return {
             "terms": dict(zip(self.terms, means[:split], strict=True)),
@@ -83,19 +92,27 @@ class Training:
     machine: Machine
     cohort: Cohort
     objective: Objective
-    optimizer: torch.optim.Optimizer
+    optimizers: Mapping[str, torch.optim.Optimizer]
+    """Of every network that learns."""
     average: MovingAverage | None
+    health: Health
     tally: Tally
     data: OnDevice
 
     def tensors(self) -> dict[str, Tensor]:
         groups: dict[str, Iterable[tuple[str, Tensor]]] = {
             "cohort": self.cohort.state_dict().items(),
-            "optimizer": optimizer_tensors(self.optimizer, self.cohort),
+            "optimizer": optimizer_tensors(self.optimizers, self.cohort),
             "average": self.average.backbones.state_dict().items() if self.average else (),
+            "health": self.health.tensors(),
             "tally": [("sums", self.tally.sums)],
         }
         return {f"{group}/{name}": tensor for group, members in groups.items() for name, tensor in members}
+
+    def tensors_of(self, network: str) -> dict[str, Tensor]:
+        """Those that are one network's own."""
+        prefixes = f"cohort/members.{network}.", f"optimizer/members.{network}.", f"average/{network}."
+        return {name: tensor for name, tensor in self.tensors().items() if name.startswith(prefixes)}
 
     @torch.no_grad()
     def restore(self, saved: Mapping[str, Tensor]) -> None:
@@ -148,13 +165,19 @@ def prepare_training(recipe: Recipe, data: ImageData, machine: Machine) -> Train
     cohort.to(machine.device).to(memory_format=machine.memory_format)  # type: ignore[call-overload]
     objective = Objective(graph).to(machine.device)
     learning = [name for name in recipe.networks if name not in graph.frozen]
+    optimizers = build_optimizers(recipe, cohort, machine)
+    clip_norms = {name: clip for name in learning if (clip := recipe.optimizer.clip_norm_for(name))}
+    limits = Limits(frozenset(graph.frozen), clip_norms, freezes=recipe.sick == "freeze")
+    health = Health(cohort, objective.classifiers, limits, machine.device)
+    health.guard(optimizers)
     training = Training(
         recipe=recipe,
         machine=machine,
         cohort=cohort,
         objective=objective,
-        optimizer=build_optimizer(recipe, cohort, machine),
+        optimizers=optimizers,
         average=MovingAverage(cohort, learning, recipe.ema) if recipe.ema else None,
+        health=health,
         tally=Tally(objective.names, tuple(f"{name}/final" for name in learning), machine.device),
         data=OnDevice.of(data, machine.device, augmentation),
     )
@@ -166,6 +189,10 @@ def load_weights(backbone: nn.Module, file: Path, name: str) -> None:
     """Load a plain network's weight file, strictly."""
     if not file.is_file():
         raise ValueError(f"network {name!r}: there is no file {file}; give a weight file of a finished run")
+    # Before anything is mapped or read: a file may claim any size.
+    needed = sum(tensor.nbytes for tensor in backbone.state_dict().values())
+    if (size := file.stat().st_size) > 2 * needed + HEADER_BYTES:
+        raise ValueError(f"network {name!r}: {file} has {size:,} bytes, more than the network's {needed:,} can take")
     try:
         weights = load_file(file)
     except (OSError, SafetensorError) as error:
@@ -174,4 +201,8 @@ def load_weights(backbone: nn.Module, file: Path, name: str) -> None:
     odd = sorted(mine.keys() ^ weights.keys()) or [k for k in mine if mine[k].shape != weights[k].shape]
     if odd:
         raise ValueError(f"network {name!r}: {file} does not fit; {len(odd)} tensors differ, first {odd[0]!r}")
+    if sick := [key for key, tensor in weights.items() if not tensor.isfinite().all()]:
+        raise ValueError(
+            f"network {name!r}: {file} holds NaN or infinities, first in {sick[0]!r}; give weights of a sound network"
+        )
     backbone.load_state_dict(weights)

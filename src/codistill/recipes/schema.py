@@ -118,13 +118,18 @@ class Length(Settings):
 
 
 class Optimizer(Settings):
-    """Learning rate and weight decay hold for every network; ``lr_of`` and ``weight_decay_of`` except some."""
+    """Learning rate, weight decay and clipping hold for every network; ``lr_of`` and its like except some."""
 
     kind: str
     lr: Positive
     weight_decay: NotNegative
     lr_of: dict[str, Positive] = {}
     weight_decay_of: dict[str, NotNegative] = {}
+    clip_norm: Positive | None = Field(None, description="the most that each network's gradient may measure; null: any")
+    clip_norm_of: dict[str, Positive] = {}
+
+    def clip_norm_for(self, network: str) -> float | None:
+        return self.clip_norm_of.get(network, self.clip_norm)
 
 
 class Sgd(Optimizer):
@@ -175,7 +180,8 @@ class Evaluation(Settings):
 
 class Checkpoints(Settings):
     every_s: NotNegative = Field(60.0, description="seconds between saves; the last epoch and a stop always save")
-    keep: Count = 2
+    keep: Count = Field(2, description="the newest so many")
+    best: bool = Field(False, description="and the one of the lowest validation error, in the run's best/")
 
 
 class Runtime(Settings):
@@ -210,6 +216,9 @@ class Recipe(Settings):
     schedule: Annotated[Steps | Cosine | Constant, Field(discriminator="kind")]
     label_smoothing: Share = 0.0
     ema: Share = Field(0.0, description="decay of the weights' moving average, which then ships; 0: off")
+    sick: Literal["skip", "rollback", "freeze", "stop"] = Field(
+        "skip", description="after an update without a network whose logits or gradient are not finite"
+    )
     evaluation: Evaluation = Evaluation()
     checkpoints: Checkpoints = Checkpoints()
     runtime: Runtime = Runtime()
@@ -265,6 +274,7 @@ class Recipe(Settings):
             ("start",): self.start,
             ("optimizer", "lr_of"): self.optimizer.lr_of,
             ("optimizer", "weight_decay_of"): self.optimizer.weight_decay_of,
+            ("optimizer", "clip_norm_of"): self.optimizer.clip_norm_of,
         }
         for path, named in by_network.items():
             yield from _strangers(path, named, "network", self.networks, {"networks", path[0]})
@@ -312,6 +322,9 @@ class Recipe(Settings):
         if all_every % every:
             message = f"{all_every} is no multiple of evaluation.every_epochs={every}"
             yield Contradiction(("evaluation", "all_every_epochs"), message, frozenset({"evaluation"}))
+        if self.checkpoints.best and not self.data.validation:
+            message = "needs data.validation above 0: chosen by test images, the best would look better than it is"
+            yield Contradiction(("checkpoints", "best"), message, frozenset({"checkpoints", "data"}))
         if self.runtime.activation_checkpointing and self.runtime.compile:
             message = "goes with compile=false: the compiler decides by itself what to compute twice"
             yield Contradiction(("runtime", "activation_checkpointing"), message, frozenset({"runtime"}))

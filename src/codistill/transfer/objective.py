@@ -23,6 +23,8 @@ class Loss:
     values: Tensor
     weights: Tensor
     names: tuple[str, ...]
+    counted: Tensor
+    """False for the terms of a network that was left out; their value and weight are 0."""
 
     @property
     def terms(self) -> dict[str, Tensor]:
@@ -42,6 +44,8 @@ class Objective(nn.Module):
     """
 
     positions: Tensor
+    learners: Tensor
+    sources: Tensor
     weights: Tensor
     weights_rest: Tensor
 
@@ -55,6 +59,12 @@ class Objective(nn.Module):
         positions = [row[name] * width for name in graph.labels]
         positions += [row[edge.learner] * width + 1 + row[edge.source] for edge in graph.transfers]
         self.register_buffer("positions", torch.tensor(positions), persistent=False)
+        # Labels are nobody's: where they teach, the learner stands in for them.
+        edges = [(row[name], row[name]) for name in graph.labels]
+        edges += [(row[edge.learner], row[edge.source]) for edge in graph.transfers]
+        learners, sources = zip(*edges, strict=True)
+        self.register_buffer("learners", torch.tensor(learners), persistent=False)
+        self.register_buffer("sources", torch.tensor(sources), persistent=False)
 
         factor = graph.temperature**2 if graph.t_squared else 1.0
         weights = torch.tensor(
@@ -64,11 +74,15 @@ class Objective(nn.Module):
         self.register_buffer("weights", weights.float(), persistent=False)
         self.register_buffer("weights_rest", (weights - weights.float()).float(), persistent=False)
 
-    def forward(self, logits: Mapping[str, Tensor], labels: Tensor) -> Loss:
+    def forward(self, logits: Mapping[str, Tensor], labels: Tensor, trusted_M: Tensor | None = None) -> Loss:
+        """``trusted_M`` is bool, in the order of ``classifiers``; where False, one neither teaches nor learns."""
         used = self._used(logits)
         _check_labels(labels, used[0])
         with _without_autocast(used[0].device.type):
             logits_MBC = self._stack(used)
+            if trusted_M is not None:
+                # A zero instead of what may be NaN: no weight would make NaN harmless, neither here nor going back.
+                logits_MBC = torch.where(trusted_M[:, None, None], logits_MBC, 0.0)
             log_probs_MBC = F.log_softmax(logits_MBC, dim=-1)
             from_labels_M = _cross_entropies(log_probs_MBC, labels)
             if self.graph.transfers:
@@ -78,8 +92,10 @@ class Objective(nn.Module):
             else:
                 divergences_MM = logits_MBC.new_zeros(len(used), len(used))
             weights_E = self._weights(logits_MBC)
+            counted_E = self._counted(weights_E, trusted_M)
+            weights_E = weights_E * counted_E
             values_E = weights_E * self._edges(from_labels_M, divergences_MM)
-        return Loss(values_E.sum(), values_E, weights_E, self.names)
+        return Loss(values_E.sum(), values_E, weights_E, self.names, counted_E)
 
     @torch.no_grad()
     def source_entropy(self, logits: Mapping[str, Tensor]) -> Tensor:
@@ -101,6 +117,11 @@ class Objective(nn.Module):
         """The graph's edges out of the whole matrix; a place without an edge is never touched, be it infinite."""
         matrix = torch.cat([from_labels_M[:, None], from_sources_MM], dim=1)
         return matrix.flatten().index_select(0, self.positions.to(matrix.device))
+
+    def _counted(self, weights_E: Tensor, trusted_M: Tensor | None) -> Tensor:
+        if trusted_M is None:
+            return torch.ones_like(weights_E, dtype=torch.bool)
+        return trusted_M[self.learners.to(trusted_M.device)] & trusted_M[self.sources.to(trusted_M.device)]
 
     def _weights(self, like: Tensor) -> Tensor:
         return self.weights.to(like.device, like.dtype) + self.weights_rest.to(like.device, like.dtype)

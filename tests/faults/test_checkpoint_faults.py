@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints import FAULT_ROUNDS, KILLS, NAMES, assert_is, content, filled, listed
+from checkpoints import NAMES, assert_is, content, filled, listed
 from codistill.engine import checkpoint, files
 from codistill.engine.checkpoint import Store
 from codistill.engine.files import RunError
+from punishment import FAULT_ROUNDS, KILLED_SAVES
 
 
 class Death(BaseException):
@@ -86,7 +87,9 @@ REMOVING = 4  # three files and their folder
 @pytest.mark.parametrize("situation", SITUATIONS)
 @pytest.mark.parametrize("error", [None, errno.ENOSPC, errno.EROFS], ids=["death", "disk full", "read-only"])
 @pytest.mark.parametrize("when", ["before", "half", "after"])
-def test_a_fault_at_any_operation_leaves_the_newest_or_the_one_before(tmp_path, monkeypatch, situation, error, when):
+def test_a_fault_at_any_operation_leaves_the_newest_or_the_one_before(
+    tmp_path, monkeypatch, counted, situation, error, when
+):
     steps, keep, step = SITUATIONS[situation]
     filled(tmp_path / "pristine", *steps, keep=keep) if steps else (tmp_path / "pristine").mkdir()
     previous = steps[-1] if steps else None
@@ -96,6 +99,7 @@ def test_a_fault_at_any_operation_leaves_the_newest_or_the_one_before(tmp_path, 
             points += 1
         removing = situation not in ("first", "second")
         assert points >= SAVING + REMOVING * removing, f"round {round_}: only {points} points of failure were found"
+        counted("faults before, in and after every write, fsync, rename and removal of a save", points)
 
 
 def fault_strikes(tmp_path, monkeypatch, keep, previous, step, fault):
@@ -201,11 +205,11 @@ print(promised, leftovers)
 """
 
 
-def test_killed_at_any_instant_what_save_returned_for_is_there(tmp_path):
+def test_killed_at_any_instant_what_save_returned_for_is_there(tmp_path, counted):
     (tmp_path / "checkpoints").mkdir()
     here = Path(__file__).parents[1]
     ended = subprocess.run(
-        [sys.executable, "-c", KILLER, str(here), str(tmp_path / "checkpoints"), str(KILLS), "1"],
+        [sys.executable, "-c", KILLER, str(here), str(tmp_path / "checkpoints"), str(KILLED_SAVES), "1"],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(files.__file__).parents[2])},
         capture_output=True,
         text=True,
@@ -215,6 +219,7 @@ def test_killed_at_any_instant_what_save_returned_for_is_there(tmp_path):
     saves, killed_while_saving = map(int, ended.stdout.split())
     assert saves > 0
     assert killed_while_saving > 0, "no kill hit a save: the test shows nothing"
+    counted("SIGKILLs of a process that saves without pause", KILLED_SAVES)
 
 
 @pytest.fixture
@@ -230,7 +235,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_full_disk_keeps_what_was_saved(small_disk, monkeypatch):
+def test_a_full_disk_keeps_what_was_saved(small_disk, monkeypatch, counted):
     monkeypatch.setattr(checkpoint, "require_space", lambda *_: None)
     store = filled(small_disk, 1)
     needed = sum(path.stat().st_size for path in (small_disk / "step-00000001").iterdir())
@@ -245,6 +250,7 @@ def test_a_full_disk_keeps_what_was_saved(small_disk, monkeypatch):
         assert not list(small_disk.glob(".tmp-*"))
         filler.unlink()
     assert refused >= 20
+    counted("sizes of a disk that is full", refused)
     store.save(2, *content(2))
     assert_is(store.newest(), 2)
 

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints import DAMAGES, NAMES, assert_is, content, filled, seal
+from checkpoints import NAMES, assert_is, content, filled, seal
 from codistill.engine.checkpoint import Store
 from codistill.engine.files import RunError
+from punishment import DAMAGES
 
 
 def flip(path, chance):
@@ -69,7 +70,7 @@ def stale_manifest(path, chance):
 KINDS = [flip, truncate, append, zero_page, swap_within, swap_between, swap_checkpoints, stale_manifest]
 
 
-def test_every_damage_is_noticed_and_the_one_before_is_used(tmp_path, caplog, monkeypatch):
+def test_every_damage_is_noticed_and_the_one_before_is_used(tmp_path, caplog, monkeypatch, counted):
     monkeypatch.setattr(os, "fsync", lambda _: None)
     filled(tmp_path / "pristine", 1, 2, 3, keep=3)
     folder, chance, noticed, kinds = tmp_path / "damaged", random.Random(5), 0, Counter()
@@ -84,6 +85,7 @@ def test_every_damage_is_noticed_and_the_one_before_is_used(tmp_path, caplog, mo
         shutil.rmtree(folder)
     assert noticed == DAMAGES
     assert len(kinds) == len(KINDS) * len(NAMES)
+    counted("damaged checkpoints, all noticed and left out", noticed)
 
 
 def test_what_is_intact_raises_no_alarm(tmp_path, caplog):

@@ -2,10 +2,10 @@
 
 import itertools
 import os
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from runs import run_to_the_end, what_remains
 
 from codistill.engine import evaluate, trainer
 from codistill.engine.run import Run
@@ -14,11 +14,6 @@ from processes import in_new_process
 from tiny import tiny_recipe
 
 STEPS = 6  # 70 images in batches of 32, the last one short, two epochs
-
-
-def run_to_the_end(recipe: Recipe, out: Path) -> None:
-    for _ in trainer.train(recipe, out):
-        pass
 
 
 def stop_after(steps: int, recipe: Recipe, out: Path) -> None:
@@ -38,12 +33,6 @@ def die_at(call: int, where: type, method: str, recipe: Recipe, out: Path) -> No
 
     setattr(where, method, deadly)
     run_to_the_end(recipe, out)
-
-
-def what_remains(out: Path) -> dict[str, str]:
-    """Checksums of what the run is for; the clock and the checkpoints' own times may differ."""
-    files = [*sorted((out / "weights").iterdir()), out / "journal.jsonl"]
-    return {file.name: sha256(file.read_bytes()).hexdigest() for file in files}
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,97 @@
+"""Saves beside the training: what is written is the moment it was taken, and failures are heard."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from checkpoints import assert_is, content, listed
+from codistill.engine import trainer
+from codistill.engine.checkpoint import Snapshot, Store
+from codistill.engine.files import RunError
+from codistill.engine.journal import read_journal
+from codistill.engine.saving import Saver
+from tiny import tiny_recipe
+
+
+class SlowStore(Store):
+    """Writes when it is told to."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.may_write = threading.Event()
+
+    def write(self, step: int, taken: Snapshot, state: dict[str, Any]) -> Path:
+        assert self.may_write.wait(20)
+        return super().write(step, taken, state)
+
+
+def test_training_goes_on_while_it_is_written_and_cannot_change_it(tmp_path: Path) -> None:
+    store, saver = SlowStore(tmp_path), Saver()
+    tensors, state = content(1)
+    saver.save(store, 1, tensors, state)
+    for tensor in tensors.values():
+        tensor.fill_(0)
+    assert saver.is_busy
+    assert listed(tmp_path) == []
+    store.may_write.set()
+    saver.wait()
+    assert not saver.is_busy
+    assert_is(store.newest(), 1)
+    assert (saver.saves, saver.longest_hold_s > 0) == (1, True)
+    saver.close()
+
+
+def test_the_next_save_waits_for_the_last(tmp_path: Path) -> None:
+    store, saver = SlowStore(tmp_path), Saver()
+    saver.save(store, 1, *content(1))
+    threading.Timer(0.2, store.may_write.set).start()
+    saver.save(store, 2, *content(2))
+    assert "step-00000001" in listed(tmp_path)
+    saver.wait()
+    assert_is(store.newest(), 2)
+    saver.close()
+
+
+def test_what_went_wrong_is_heard_at_the_next_save(tmp_path: Path) -> None:
+    saver, store = Saver(), Store(tmp_path / "gone" / "checkpoints")
+    saver.save(store, 1, *content(1))
+    with pytest.raises(RunError, match="cannot save"):
+        saver.save(store, 2, *content(2))
+    saver.wait()
+    saver.close()
+
+
+def test_a_run_whose_folder_vanishes_ends_with_a_clear_word(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"run/checkpoints: cannot save .*not there"):
+        for _ in trainer.train(tiny_recipe(), tmp_path / "run", stop=lambda: not remove(tmp_path / "run")):
+            pass
+
+
+def remove(folder: Path) -> bool:
+    """Under another name, as somebody who tidies up would."""
+    if folder.exists():
+        folder.rename(folder.with_name("elsewhere"))
+    return True
+
+
+def test_the_best_by_validation_error_is_kept(tmp_path: Path) -> None:
+    data = {"name": "fashion", "train_limit": 96, "test_limit": 20, "validation": 0.005}
+    recipe = tiny_recipe(data=data, length={"epochs": 4}, checkpoints={"every_s": 1000.0, "best": True})
+    errors = []
+    for _ in trainer.train(recipe, tmp_path / "run"):
+        record = read_journal(tmp_path / "run" / "journal.jsonl")[-1]["validation"]
+        errors.append((record["a/final"]["top1_error"] + record["b/final"]["top1_error"]) / 2)
+    lowest = max(epoch for epoch, error in enumerate(errors, start=1) if error == min(errors))
+    saved = Store(tmp_path / "run" / "best").newest()
+    assert saved is not None
+    assert saved.state["position"] == {"epoch": lowest, "step": 0}
+    assert len(listed(tmp_path / "run" / "best")) == 1
+    assert torch.is_tensor(saved.tensors["tally/sums"])
+
+
+def test_best_needs_a_validation_set() -> None:
+    with pytest.raises(ValueError, match=r"checkpoints\.best: needs data\.validation above 0"):
+        tiny_recipe(checkpoints={"best": True})

@@ -1,0 +1,64 @@
+"""A signal is obeyed at the next step: nothing is lost, the exit code says so, and the same command continues."""
+
+import os
+import random
+import signal
+import sys
+import time
+from multiprocessing.sharedctypes import Synchronized
+from pathlib import Path
+from typing import Any
+
+from codistill import recipes
+from codistill.cli import main
+from codistill.engine import trainer
+from codistill.engine.checkpoint import Store
+from processes import shared_count, started_process
+from punishment import SIGNALS_SENT, Counted
+from tiny import tiny_recipe
+
+ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+PATIENCE_S = 10.0
+
+
+def command(recipe: Path, out: Path, steps_done: "Synchronized[int]") -> None:
+    """What ``codistill train`` does, and every step's number where the parent sees it."""
+    train = trainer.train
+
+    def watched(*arguments: Any, heartbeat: Any, **settings: Any) -> Any:
+        def beat(position: Any, timetable: Any) -> None:
+            steps_done.value = timetable.steps_taken(position)
+            heartbeat(position, timetable)
+
+        return train(*arguments, heartbeat=beat, **settings)
+
+    trainer.train = watched  # type: ignore[assignment]
+    sys.argv = ["codistill", "train", str(recipe), "--quiet", "--out", str(out)]
+    main()
+
+
+def test_signals_at_random_instants(tmp_path: Path, counted: Counted) -> None:
+    """Saves by the clock are off: what is there was saved because of the signal."""
+    recipe = tiny_recipe(length={"epochs": 10_000}, checkpoints={"every_s": 1e6})
+    (tmp_path / "recipe.yaml").write_text(recipes.dumps(recipe))
+    chance, before, longest_s = random.Random(3), 0, 0.0
+    for number in range(SIGNALS_SENT):
+        steps_done = shared_count()
+        process = started_process(command, tmp_path / "recipe.yaml", tmp_path / "run", steps_done)
+        while steps_done.value <= before:
+            assert process.is_alive()
+            time.sleep(0.002)
+        time.sleep(chance.uniform(0, 0.15))
+        assert process.pid is not None
+        sent_at = time.monotonic()
+        os.kill(process.pid, ASKED[number % len(ASKED)])
+        process.join(timeout=60)
+        longest_s = max(longest_s, time.monotonic() - sent_at)
+        assert process.exitcode == 75
+        saved = Store(tmp_path / "run" / "checkpoints").newest()
+        assert saved is not None
+        assert saved.step == steps_done.value > before
+        before = saved.step
+    assert longest_s < PATIENCE_S
+    counted("signals (SIGTERM, SIGINT, SIGUSR1): saved at the next step, exit code 75", SIGNALS_SENT)
+    counted("… slowest exit in milliseconds", round(1000 * longest_s))

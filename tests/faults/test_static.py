@@ -1,0 +1,100 @@
+"""What could execute a file's content, or talk to somebody, is used where it is named here and nowhere else."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "codistill"
+
+EXECUTES = (
+    *("eval", "exec", "compile", "__import__", "importlib.import_module", "importlib.util.module_from_spec", "runpy"),
+    *("pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "copyreg"),
+    *("torch.load", "torch.jit.load", "torch.hub", "torch.package", "torch.serialization"),
+    *("yaml.load", "yaml.load_all", "yaml.full_load", "yaml.unsafe_load", "yaml.Loader", "yaml.UnsafeLoader"),
+    *("os.system", "os.popen", "os.execv", "os.execvp", "os.spawnv", "pty", "commands", "code", "codeop", "ctypes"),
+    *("shell=True", "allow_pickle=True", "weights_only=False", "tarfile.extractall", "zipfile.extractall"),
+)
+TALKS = ("socket", "ssl", "http", "urllib", "requests", "httpx", "aiohttp", "ftplib", "smtplib", "pooch", "webbrowser")
+ALLOWED = {
+    "data/unpickle.py": {"pickle"},  # CIFAR's own files; every name in them becomes an inert stand-in
+    "data/fetch.py": {"pooch"},  # `codistill data fetch`, and nothing else, downloads
+}
+BUILTINS = {"eval", "exec", "compile", "__import__"}
+
+
+def imported(nodes: list[ast.AST]) -> dict[str, str]:
+    """What names stand for: ``import torch as t`` makes t torch, and ``from torch import load`` load torch.load."""
+    meaning = {}
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                meaning[alias.asname or alias.name] = alias.name
+                meaning.setdefault(alias.name.split(".")[0], alias.name.split(".")[0])
+        elif isinstance(node, ast.ImportFrom):
+            meaning |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    return meaning
+
+
+def used_names(tree: ast.AST) -> Iterator[str]:
+    """Full names of all that a file imports or mentions of what it imports, and the keywords of its calls."""
+    nodes = list(ast.walk(tree))
+    meaning = imported(nodes) | {name: name for name in BUILTINS}
+    yield from {name for name in meaning.values() if name not in BUILTINS}
+    for node in nodes:
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in BUILTINS:
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            first, dot, rest = ast.unparse(node).partition(".")
+            yield meaning.get(first, "") + dot + rest
+            yield f"*.{node.attr}"
+        elif isinstance(node, ast.keyword):
+            yield ast.unparse(node)
+
+
+def risks(code: str) -> set[str]:
+    """Those of the names above that the code uses; ``extractall`` by whatever object it is called on."""
+    found = set()
+    for name in used_names(ast.parse(code)):
+        for risk in (*EXECUTES, *TALKS):
+            if name == risk or name.startswith(f"{risk}.") or (name == "*.extractall" and risk.endswith("extractall")):
+                found.add(risk)
+    return found
+
+
+def test_nothing_else_executes_or_talks() -> None:
+    files = list(SOURCE.rglob("*.py"))
+    assert len(files) > 100
+    found = {file.relative_to(SOURCE).as_posix(): risks(file.read_text()) for file in files}
+    assert {name: names for name, names in found.items() if names} == ALLOWED
+
+
+@pytest.mark.parametrize(
+    ("code", "risk"),
+    [
+        ("import pickle", "pickle"),
+        ("from pickle import loads as read", "pickle"),
+        ("import torch as t\nt.load('x')", "torch.load"),
+        ("from torch import load", "torch.load"),
+        ("read = eval", "eval"),
+        ("exec('1')", "exec"),
+        ("import yaml\nyaml.load(x, yaml.Loader)", "yaml.load"),
+        ("import subprocess as s\ns.run('ls', shell=True)", "shell=True"),
+        ("import numpy as np\nnp.load(f, allow_pickle=True)", "allow_pickle=True"),
+        ("from importlib import import_module", "importlib.import_module"),
+        ("import importlib\nimportlib.import_module(name)", "importlib.import_module"),
+        ("__import__(name)", "__import__"),
+        ("tar.extractall()", "tarfile.extractall"),
+        ("import urllib.request", "urllib"),
+        ("from socket import socket", "socket"),
+    ],
+)
+def test_every_way_to_write_it_is_seen(code: str, risk: str) -> None:
+    assert risk in risks(code)
+
+
+def test_what_only_looks_like_it_is_not() -> None:
+    lines = ["import re, torch", "re.compile('x')", "network.eval()", "torch.compile(f)", "run(shell=False)"]
+    lines += ["compile: bool = False", "code = requests"]
+    assert risks("\n".join(lines)) == set()

@@ -1,0 +1,53 @@
+"""What happens around a run: a clock that is set back, and somebody else who starts the same run."""
+
+import itertools
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+from runs import run_to_the_end, what_remains
+
+from checkpoints import assert_is, filled
+from codistill.engine import trainer
+from codistill.engine.files import RunError
+from processes import in_new_process, started_process
+from tiny import tiny_recipe
+
+
+def run_with_clock_going_back(out: Path) -> None:
+    """An hour at every look."""
+    hours = itertools.count()
+    time.time = lambda: 1e9 - 3600.0 * next(hours)
+    run_to_the_end(tiny_recipe(), out)
+
+
+def test_a_clock_that_is_set_back_changes_nothing(tmp_path: Path) -> None:
+    assert in_new_process(run_with_clock_going_back, tmp_path / "backwards") == 0
+    assert in_new_process(run_to_the_end, tiny_recipe(), tmp_path / "forwards") == 0
+    assert what_remains(tmp_path / "backwards") == what_remains(tmp_path / "forwards")
+    assert json.loads((tmp_path / "backwards" / "result.json").read_text())["elapsed_s"] > 0
+
+
+def test_the_newest_checkpoint_is_so_by_its_step_and_not_by_the_clock(tmp_path: Path) -> None:
+    store = filled(tmp_path, 1, 2)
+    for path, when in ((tmp_path / "step-00000001", 2e9), (tmp_path / "step-00000002", 1e9)):
+        for entry in (*path.iterdir(), path):
+            os.utime(entry, (when, when))
+    assert_is(store.newest(), 2)
+
+
+def test_two_processes_on_one_run(tmp_path: Path) -> None:
+    """The second is told who writes, touches nothing, and the first ends as if nobody had come."""
+    out = tmp_path / "run"
+    first = started_process(run_to_the_end, tiny_recipe(), out)
+    while not (out / "journal.jsonl").exists():
+        assert first.is_alive()
+        time.sleep(0.005)
+    with pytest.raises(RunError, match=rf"another process \(pid {first.pid}\) is writing this run"):
+        list(trainer.train(tiny_recipe(), out))
+    first.join(timeout=120)
+    assert first.exitcode == 0
+    assert in_new_process(run_to_the_end, tiny_recipe(), tmp_path / "alone") == 0
+    assert what_remains(out) == what_remains(tmp_path / "alone")

@@ -1,0 +1,22 @@
+"""How often the tests in tests/faults do each thing: as published under `make punish`, otherwise a share of it."""
+
+import os
+from collections.abc import Callable
+
+PUNISH = os.environ.get("CODISTILL_PUNISH") == "1"
+
+Counted = Callable[[str, int], None]
+"""The fixture ``counted``: says how often a test did what it promises."""
+
+
+def times(published: int, share: int) -> int:
+    return published if PUNISH else share
+
+
+DAMAGES = times(5000, 420)
+FAULT_ROUNDS = times(20, 1)
+KILLED_SAVES = times(1000, 40)
+KILLED_TRAININGS = times(200, 12)
+SIGNALS_SENT = times(60, 9)
+INJECTIONS = 100
+FUZZED = times(10_000, 400)
