@@ -8,10 +8,11 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import safetensors.torch
 import torch
+from torch import Tensor, nn
 
 from codistill.data.images import ImageData
 from codistill.engine import environment
@@ -30,10 +31,40 @@ from codistill.engine.files import (
 from codistill.engine.folder import MAX_BYTES, RESULT_FORMAT, RunFolder
 from codistill.engine.journal import Journal
 from codistill.engine.logs import file_handler, log, logging_to
+from codistill.engine.runtime import Machine
 from codistill.engine.timetable import Position, Timetable
-from codistill.engine.training import Training
 from codistill.recipes import files
 from codistill.recipes.schema import Recipe
+
+
+class State(Protocol):
+    """What a run keeps of a training."""
+
+    @property
+    def machine(self) -> Machine: ...
+
+    def tensors(self) -> dict[str, Tensor]: ...
+
+    def restore(self, saved: Mapping[str, Tensor]) -> None: ...
+
+    def shipped(self) -> dict[str, nn.Module]: ...
+
+
+class Keeper(Protocol):
+    """Who keeps a training, as its loop sees it: ``Run``, or one that speaks to it."""
+
+    @property
+    def elapsed_s(self) -> float: ...
+
+    def continue_from_newest(self, training: State) -> Position: ...
+
+    def save_is_due(self) -> bool: ...
+
+    def save(self, training: State, position: Position, timetable: Timetable) -> None: ...
+
+    def record(self, epoch: int, learned: Mapping[str, Any], metrics: Mapping[str, Mapping[str, Metrics]]) -> None: ...
+
+    def finish(self, training: State, path: str) -> None: ...
 
 
 class Run:
@@ -86,7 +117,7 @@ class Run:
         """Seconds of training, earlier calls included."""
         return self._elapsed_before_s + time.monotonic() - self._opened_at
 
-    def continue_from_newest(self, training: Training) -> Position:
+    def continue_from_newest(self, training: State) -> Position:
         """Put the newest checkpoint's state into ``training`` and the journals back to its moment."""
         saved = self.store.newest()
         if saved is None:
@@ -105,7 +136,7 @@ class Run:
     def save_is_due(self) -> bool:
         return time.monotonic() - self._saved_at >= self.recipe.checkpoints.every_s
 
-    def save(self, training: Training, position: Position, timetable: Timetable) -> None:
+    def save(self, training: State, position: Position, timetable: Timetable) -> None:
         state = {
             "position": {"epoch": position.epoch, "step": position.step},
             "journal_bytes": self.journal.length,
@@ -123,7 +154,7 @@ class Run:
         self.journal.append({"epoch": epoch, **learned, **measured})
         self.timing.append({"epoch": epoch, "elapsed_s": round(self.elapsed_s, 3)})
 
-    def finish(self, training: Training, path: str) -> None:
+    def finish(self, training: State, path: str) -> None:
         """Write every network's plain weights, then the result; the order makes the result the sign of completeness.
 
         ``path`` says how the step was computed.
@@ -144,7 +175,7 @@ class Run:
             write_atomically(self.folder.weights(name), content)
         write_json(self.folder.result, self._result(training, path))
 
-    def _result(self, training: Training, path: str) -> dict[str, Any]:
+    def _result(self, training: State, path: str) -> dict[str, Any]:
         """The last epoch of every network is the result; the best epoch is shown only as such."""
         epochs = self.journal.read()
         networks = {}

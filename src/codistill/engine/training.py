@@ -14,6 +14,7 @@ from codistill.data.augment import augment, centre_crop, mix_labels, normalise
 from codistill.data.batches import AugmentSettings, Draws, EpochPlan
 from codistill.data.images import ImageData, ImageSet
 from codistill.engine.optim import MovingAverage, build_optimizer, optimizer_tensors
+from codistill.engine.peers import ALONE, Peers
 from codistill.engine.runtime import Machine
 from codistill.recipes.schema import Recipe
 from codistill.transfer.objective import Loss, Objective
@@ -87,6 +88,18 @@ class Training:
     average: MovingAverage | None
     tally: Tally
     data: OnDevice
+    peers: Peers = ALONE
+    """``cohort``, ``optimizer`` and ``average`` are of the networks here; ``objective`` and ``tally`` of all."""
+
+    @property
+    def classifiers(self) -> list[str]:
+        """Of all networks, wherever they are."""
+        exits = self.recipe.graph.exits
+        return [f"{name}/{exit}" for name in self.recipe.networks for exit in ("final", *exits[name])]
+
+    @property
+    def finals(self) -> list[str]:
+        return [f"{name}/final" for name in self.recipe.networks]
 
     def tensors(self) -> dict[str, Tensor]:
         groups: dict[str, Iterable[tuple[str, Tensor]]] = {
@@ -126,20 +139,22 @@ class Training:
             member.train(learning and name not in frozen)
 
 
-def prepare_training(recipe: Recipe, data: ImageData, machine: Machine) -> Training:
+def prepare_training(recipe: Recipe, data: ImageData, machine: Machine, peers: Peers = ALONE) -> Training:
     """Build the cohort with just the heads that the graph uses, its optimizer and its objective, on the device."""
     graph = recipe.graph
+    here = {name: network for name, network in recipe.networks.items() if peers.holds(name)}
     cohort = Cohort(
-        recipe.networks,
+        here,
         num_classes=data.num_classes,
         in_channels=data.channels,
         heads=recipe.heads.kind,
-        exits=graph.exits,
+        exits={name: graph.exits[name] for name in here},
         seed=recipe.seed,
         batchnorm_init=recipe.batchnorm_init,
     )
     for name, file in recipe.start.items():
-        load_weights(cohort.members[name].backbone, Path(file), name)
+        if name in here:
+            load_weights(cohort.members[name].backbone, Path(file), name)
     for name, member in cohort.members.items():
         member.requires_grad_(name not in graph.frozen)
         member.backbone.recomputes = recipe.runtime.activation_checkpointing
@@ -152,9 +167,10 @@ def prepare_training(recipe: Recipe, data: ImageData, machine: Machine) -> Train
         cohort=cohort,
         objective=objective,
         optimizer=build_optimizer(recipe, cohort, machine),
-        average=MovingAverage(cohort, learning, recipe.ema) if recipe.ema else None,
+        average=MovingAverage(cohort, [name for name in learning if name in here], recipe.ema) if recipe.ema else None,
         tally=Tally(objective.names, tuple(f"{name}/final" for name in learning), machine.device),
         data=OnDevice.of(data, machine.device, AugmentSettings(**recipe.augment.model_dump())),
+        peers=peers,
     )
     training.set_mode(learning=True)
     return training
