@@ -19,6 +19,7 @@ RECIPES = {"recipes"} | NETWORKS | TRANSFER
 ENGINE = {"engine"} | RECIPES | COHORT | DATA
 STUDIES = {"studies"} | ENGINE
 EXPORT = {"export"} | ENGINE
+DISTRIBUTED = {"distributed"} | ENGINE
 ALLOWED = {
     "wording": set(),
     "randomness": set(),
@@ -30,7 +31,8 @@ ALLOWED = {
     "engine": ENGINE,
     "studies": STUDIES,
     "export": EXPORT,
-    "cli": {"cli", "__version__"} | STUDIES | EXPORT,
+    "distributed": {"__version__"} | DISTRIBUTED,
+    "cli": {"cli", "__version__"} | STUDIES | EXPORT | DISTRIBUTED,
     "__init__": {"cli"} | STUDIES,
     "__main__": {"cli"},
 }

@@ -14,11 +14,13 @@ from tiny import tiny_recipe
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["codistill.distributed.trainer"])
 
-NETWORKS = {"a": "wrn-10-1-dropout-0.3", "b": "resnet-8", "c": "wrn-10-1-dropout-0.2", "d": "mobilenetv2-0.25"}
+NETWORKS = {"a": "wrn-10-1-dropout-0.3", "b": "resnet-8", "c": "wrn-10-1-dropout-0.2", "d": "densenet-10-4"}
 
 
 def recipe_of(networks: int, **changes: Any) -> Recipe:
-    return tiny_recipe(networks=dict(list(NETWORKS.items())[:networks]), **changes)
+    """Saved only at the end, or when it is stopped."""
+    first = dict(list(NETWORKS.items())[:networks])
+    return tiny_recipe(**{"networks": first, "checkpoints": {"every_s": 1000.0}, **changes})
 
 
 def free_port() -> int:

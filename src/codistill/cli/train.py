@@ -3,7 +3,8 @@
 import logging
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import typer
@@ -38,17 +39,27 @@ def train(source: str, changes: Sequence[str], out: Path | None, *, quiet: bool)
 
 def drive(recipe: Recipe, folder: Path, screen: Console) -> None:
     """Train and show how it goes, until the end or a signal."""
-    import torch
-
     from codistill.engine import trainer
 
-    with StopRequest() as stop, logging_to(ConsoleHandler(screen)), display(recipe, folder, screen, stop) as shown:
-        try:
-            for progress in trainer.train(recipe, folder, stop=stop, heartbeat=shown.heartbeat):
-                shown.show(progress)
-        except torch.OutOfMemoryError as error:
-            advice = f"try batch_size={max(1, recipe.batch_size // 2)} or runtime.precision=bf16, and another --out"
-            raise ValueError(f"the device has too little memory for this recipe; {advice}") from error
+    with (
+        StopRequest() as stop,
+        logging_to(ConsoleHandler(screen)),
+        display(recipe, folder, screen, stop) as shown,
+        memory_explained(recipe),
+    ):
+        for progress in trainer.train(recipe, folder, stop=stop, heartbeat=shown.heartbeat):
+            shown.show(progress)
+
+
+@contextmanager
+def memory_explained(recipe: Recipe) -> Iterator[None]:
+    import torch
+
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        advice = f"try batch_size={max(1, recipe.batch_size // 2)} or runtime.precision=bf16, and another --out"
+        raise ValueError(f"the device has too little memory for this recipe; {advice}") from error
 
 
 def default_folder(recipe: Recipe) -> Path:

@@ -7,6 +7,7 @@ Whoever fails leaves a note in the store that all came together by; the others, 
 or gone, find it there. So every process can say what happened, and none waits longer than the timeout.
 """
 
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -41,12 +42,14 @@ class Traffic:
     def __init__(self) -> None:
         self.exchanges = self.bytes_sent = 0
         self.seconds = 0.0
+        self.began_at = time.monotonic()
 
-    def words(self, elapsed_s: float) -> str:
-        each = self.bytes_sent / max(1, self.exchanges)
+    @property
+    def words(self) -> str:
+        each, share = self.bytes_sent / max(1, self.exchanges), self.seconds / (time.monotonic() - self.began_at)
         return (
             f"sent {each / 1e6:,.3f} MB of predictions in each of {self.exchanges:,} exchanges; "
-            f"waiting for the others' took {self.seconds / max(elapsed_s, 1e-9):.0%} of the time"
+            f"waiting for the others' took {share:.0%} of the time"
         )
 
 
@@ -177,16 +180,16 @@ class Crew:
         try:
             failed, missing = self._notes(NOTES_S["silent" if silent else "gone"])
         except RuntimeError:
-            return LostPeerError(f"{self.name(LEADER)}'s host, where all came together, cannot be reached: {error}")
+            return LostPeerError(f"the place where all ranks met cannot be reached any more ({_gist(error)})")
         if failed:
             return LostPeerError("; ".join(f"{self.name(rank)} failed: {why}" for rank, why in failed.items()))
-        who = " and ".join(map(self.name, missing)) or "the connection between the ranks"
+        who = " or ".join(map(self.name, missing)) or "the connection between the ranks"
         if silent:
             return SilentPeerError(
                 f"{who} did not answer for {self.timeout_s:g} s: stopped, cut off or too slow; end what is left of the "
                 "run, then repeat the command, with a longer --timeout if it was slow"
             )
-        return LostPeerError(f"{who} ended without a word: killed, or its host is gone ({_first_line(error)})")
+        return LostPeerError(f"{who} ended without a word: killed, or its host is gone ({_gist(error)})")
 
     def _notes(self, patience_s: float) -> tuple[dict[int, str], list[int]]:
         """What others said of their failure, and who neither failed nor misses somebody: those are the ones missing."""
@@ -203,5 +206,6 @@ class Crew:
         return bool(self.store.check([key]))
 
 
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
+def _gist(error: Exception) -> str:
+    """Torch's message without the place in its source and the general advice."""
+    return re.sub(r"^\[[^]]*\] *", "", str(error)).split(". ")[0]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-import codistill
+from codistill import __version__
 from codistill.cohort import Cohort
 from codistill.data.batches import AugmentSettings
 from codistill.data.images import ImageData
@@ -87,7 +87,7 @@ def _train(
         with opened(crew, folder, recipe, data) as run:
             for progress in run_training(training, timetable, run, lambda: crew.anybody(stop()), heartbeat):
                 show(progress)
-            log.info("%s %s", crew.name(crew.rank), crew.traffic.words(run.elapsed_s))
+            log.info("%s %s", crew.name(crew.rank), crew.traffic.words)
 
 
 @contextmanager
@@ -124,7 +124,7 @@ def balanced_split(recipe: Recipe, data: ImageData, ranks: int) -> Split:
 def refuse_disagreement(crew: Crew, recipe: Recipe, data: ImageData, split: str | None) -> None:
     """Everybody compares everybody with the leader, so that all stop with the same message."""
     mine = {
-        "codistill": codistill.__version__,
+        "codistill": __version__,
         "torch": torch.__version__,
         "split": split or "by cost",
         "data": sha256(to_json(data.report).encode()).hexdigest(),
