@@ -2,12 +2,14 @@
 
 import multiprocessing
 import os
-import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from hashlib import sha256
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from codistill.distributed.launch import LOOPBACK, meeting_place
 from codistill.recipes.schema import Recipe
 from tiny import tiny_recipe
 
@@ -15,6 +17,7 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["codistill.distributed.trainer"])
 
 NETWORKS = {"a": "wrn-10-1-dropout-0.3", "b": "resnet-8", "c": "wrn-10-1-dropout-0.2", "d": "densenet-10-4"}
+ENDS_WITHIN_S = 120
 
 
 def recipe_of(networks: int, **changes: Any) -> Recipe:
@@ -23,38 +26,44 @@ def recipe_of(networks: int, **changes: Any) -> Recipe:
     return tiny_recipe(**{"networks": first, "checkpoints": {"every_s": 1000.0}, **changes})
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def as_rank(function: Any, rank: int, size: int, port: int, *arguments: Any) -> None:
-    from datetime import timedelta
-
+def _as_rank(function: Any, rank: int, size: int, port: int, timeout_s: float, *arguments: Any) -> None:
     from torch.distributed import TCPStore
 
     from codistill.distributed.crew import Crew
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    store = TCPStore("127.0.0.1", port, is_master=rank == 0, timeout=timedelta(seconds=60))
-    crew = Crew(rank, size, store, timeout_s=60)
+    crew = Crew(rank, size, TCPStore(LOOPBACK, port), timeout_s)
     function(crew, *arguments)
-    crew.leave()
+
+
+@contextmanager
+def ranks_of(size: int, timeout_s: float, function: Any, *arguments: Any) -> Iterator[list[BaseProcess]]:
+    """``function(crew, *arguments)`` in as many processes, which do not outlive the block."""
+    with meeting_place() as port:
+        processes: list[BaseProcess] = [
+            _context.Process(target=_as_rank, args=(function, rank, size, port, timeout_s, *arguments))
+            for rank in range(size)
+        ]
+        try:
+            for process in processes:
+                process.start()
+            yield processes
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+
+
+def wait_for(process: BaseProcess) -> int:
+    process.join(timeout=ENDS_WITHIN_S)
+    assert process.exitcode is not None, f"{process.name} did not end within {ENDS_WITHIN_S} s"
+    return process.exitcode
 
 
 def together(size: int, function: Any, *arguments: Any) -> list[int]:
-    """``function(crew, *arguments)`` in as many processes; their exit codes."""
-    port = free_port()
-    processes = [
-        _context.Process(target=as_rank, args=(function, rank, size, port, *arguments)) for rank in range(size)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(timeout=120)
-        assert process.exitcode is not None, "a rank did not end within 120 s"
-    return [process.exitcode or 0 for process in processes]
+    """The same to their end; their exit codes."""
+    with ranks_of(size, ENDS_WITHIN_S, function, *arguments) as processes:
+        return [wait_for(process) for process in processes]
 
 
 def checksums(out: Path) -> Mapping[str, str]:

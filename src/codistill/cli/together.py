@@ -22,6 +22,7 @@ from codistill.engine.logs import logging_to
 from codistill.recipes.schema import Recipe
 
 LOST, WRONG_INPUT = 1, 2
+CODISTILL = (sys.executable, "-m", "codistill")
 
 
 @dataclass(frozen=True)
@@ -48,14 +49,19 @@ def train(source: str, changes: Sequence[str], out: Path | None, spread: Spread,
     if was_launched():
         recipe = recipes.resolve(source, changes)
         return take_part(recipe, out or default_folder(recipe), spread, quiet=quiet)
-    if spread.nproc is None:
+    if spread.nproc is None or spread.nproc == 1:
         if spread.split is not None:
             raise ValueError(f"--split {spread.split} needs processes to spread over; add --nproc N, or use torchrun")
         return alone.train(source, changes, out, quiet=quiet)
     recipe = recipes.resolve(source, changes)
     folder = out or default_folder(recipe)
     arguments = ["train", source, *changes, "--out", str(folder), *(["--quiet"] if quiet else [])]
-    if code := launch(recipe, folder, arguments, spread, console(quiet=quiet)):
+    refuse_too_many(recipe, spread.nproc, spread.split)
+    if RunFolder(folder).is_finished(recipe):
+        console(quiet=quiet).print(f"{folder} is finished already", soft_wrap=True)
+    elif code := launch(
+        [*CODISTILL, *arguments, *spread.of_ranks], spread.nproc, spread.restarts, console(quiet=quiet)
+    ):
         return code
     if RunFolder(folder).result.exists():
         conclude(folder, recipe)
@@ -65,18 +71,12 @@ def train(source: str, changes: Sequence[str], out: Path | None, spread: Spread,
     return STOPPED
 
 
-def launch(recipe: Recipe, folder: Path, arguments: Sequence[str], spread: Spread, screen: Console) -> int:
+def launch(command: Sequence[str], processes: int, restarts: int, screen: Console) -> int:
     """Train in new processes, each of which comes to ``take_part``; 0, or the code of who said what is wrong."""
     from codistill.distributed.launch import launch
 
-    processes = spread.nproc or 1
-    refuse_too_many(recipe, processes, spread.split)
-    if RunFolder(folder).is_finished(recipe):
-        screen.print(f"{folder} is finished already", soft_wrap=True)
-        return DONE
-    command = [sys.executable, "-m", "codistill", *arguments, *spread.of_ranks]
     with StopRequest() as stop, logging_to(ConsoleHandler(screen)):
-        return launch(command, processes, spread.restarts, stop)
+        return launch(command, processes, restarts, stop)
 
 
 def take_part(recipe: Recipe, folder: Path, spread: Spread, *, quiet: bool) -> int:

@@ -96,12 +96,7 @@ class Crew:
             by_rank[self.split.rank_of(name.split("/")[0])].append(name)
         mine_MBC = torch.stack([logits[name].detach().float() for name in by_rank[self.rank]]).cpu()
         theirs = {rank: mine_MBC.new_empty(len(by_rank[rank]), *mine_MBC.shape[1:]) for rank in self.others}
-        with self._talking():
-            under_way = [dist.isend(mine_MBC, rank) for rank in self.others]
-            under_way += [dist.irecv(tensor, rank) for rank, tensor in theirs.items()]
-            for work in under_way:
-                if work is not None:
-                    work.wait()
+        self._swap(mine_MBC, theirs)
         known = dict(logits)
         device = next(iter(logits.values())).device
         for rank, tensor_MBC in theirs.items():
@@ -113,10 +108,9 @@ class Crew:
 
     def anybody(self, wish: bool) -> bool:
         """Whether somebody wishes it, the same for all."""
-        wishes = torch.tensor([int(wish)])
-        with self._talking():
-            dist.all_reduce(wishes, op=dist.ReduceOp.MAX)
-        return bool(wishes)
+        theirs = {rank: torch.zeros(1, dtype=torch.uint8) for rank in self.others}
+        self._swap(torch.tensor([wish], dtype=torch.uint8), theirs)
+        return wish or any(map(bool, theirs.values()))
 
     def gather(self, value: object) -> list[Any]:
         """Everybody's value by rank, for everybody; JSON."""
@@ -125,34 +119,36 @@ class Crew:
 
     def send(self, value: object) -> None:
         """From the leader to all others."""
-        with self._talking():
-            for rank in self.others:
+        for rank in self.others:
+            with self._talking(rank):
                 messages.send_value(value, rank)
 
     def receive(self) -> Any:
-        with self._talking():
+        with self._talking(LEADER):
             return messages.receive_value(LEADER)
 
     def collect(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Everybody's tensors at the leader, whose own come first where a name is everybody's; elsewhere nothing."""
-        with self._talking():
-            if not self.leads:
+        if not self.leads:
+            with self._talking(LEADER):
                 messages.send_tensors(tensors, LEADER)
-                return {}
-            whole: dict[str, Tensor] = {}
-            for rank in self.others:
+            return {}
+        whole: dict[str, Tensor] = {}
+        for rank in self.others:
+            with self._talking(rank):
                 whole |= messages.receive_tensors(rank)
-            return {**whole, **tensors}
+        return {**whole, **tensors}
 
     def hand_out(self, wanted: Sequence[str], whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Of the leader's tensors those that each wants; what nobody wants, or is not there, fits no training here."""
         everybody = self.gather(list(wanted))
         if self.leads and (odd := sorted(whole.keys() ^ {name for names in everybody for name in names})):
             raise ValueError(f"the checkpoint does not fit this recipe: {len(odd)} tensors differ, first {odd[0]!r}")
-        with self._talking():
-            if not self.leads:
+        if not self.leads:
+            with self._talking(LEADER):
                 return messages.receive_tensors(LEADER)
-            for rank in self.others:
+        for rank in self.others:
+            with self._talking(rank):
                 messages.send_tensors({name: whole[name] for name in everybody[rank]}, rank)
         return {name: whole[name] for name in wanted}
 
@@ -167,43 +163,57 @@ class Crew:
         self.anybody(False)
         dist.destroy_process_group()
 
+    def _swap(self, mine: Tensor, theirs: Mapping[int, Tensor]) -> None:
+        """Pair by pair, and not as one collective operation: so it is known who does not answer."""
+        under_way: list[tuple[int, dist.Work | None]] = []
+        for rank, tensor in theirs.items():
+            with self._talking(rank):
+                under_way += [(rank, dist.isend(mine, rank)), (rank, dist.irecv(tensor, rank))]
+        for rank, work in under_way:
+            with self._talking(rank):
+                if work is not None:
+                    work.wait()
+
     @contextmanager
-    def _talking(self) -> Iterator[None]:
+    def _talking(self, to: int | None = None) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:
-            raise self._explained(error) from error
+            raise self._explained(error, to) from error
 
-    def _explained(self, error: RuntimeError) -> RunError:
+    def _explained(self, error: RuntimeError, suspect: int | None) -> RunError:
         """Who is missing, and why if that is known. Torch's own message is kept: it may name a wrong interface."""
         silent = "timed out" in str(error).lower() or "timeout" in str(error).lower()
         try:
-            failed, missing = self._notes(NOTES_S["silent" if silent else "gone"])
+            failed, missed_by = self._notes("silent" if silent else "gone")
         except RuntimeError:
             return LostPeerError(f"the place where all ranks met cannot be reached any more ({_gist(error)})")
         if failed:
             return LostPeerError("; ".join(f"{self.name(rank)} failed: {why}" for rank, why in failed.items()))
+        missing = [rank for rank in self.others if rank not in missed_by]
+        if suspect in missing:
+            missing = [suspect]
         who = " or ".join(map(self.name, missing)) or "the connection between the ranks"
-        if silent:
+        if silent or "silent" in missed_by.values():  # who gives up first is gone for the others
             return SilentPeerError(
                 f"{who} did not answer for {self.timeout_s:g} s: stopped, cut off or too slow; end what is left of the "
                 "run, then repeat the command, with a longer --timeout if it was slow"
             )
         return LostPeerError(f"{who} ended without a word: killed, or its host is gone ({_gist(error)})")
 
-    def _notes(self, patience_s: float) -> tuple[dict[int, str], list[int]]:
-        """What others said of their failure, and who neither failed nor misses somebody: those are the ones missing."""
-        self.store.set(f"misses/{self.rank}", "somebody")
-        until = time.monotonic() + patience_s
+    def _notes(self, missed: str) -> tuple[dict[int, str], dict[int, str]]:
+        """What others said of their failure; and who misses somebody too, because the other is silent or gone."""
+        self.store.set(f"misses/{self.rank}", missed)
+        until = time.monotonic() + NOTES_S[missed]
         while True:
-            failed = {r: self.store.get(f"failed/{r}").decode() for r in self.others if self._has(f"failed/{r}")}
-            missing = [r for r in self.others if r not in failed and not self._has(f"misses/{r}")]
-            if failed or not missing or time.monotonic() > until:
-                return failed, missing
+            failed, missed_by = self._read_all("failed"), self._read_all("misses")
+            if failed or len(missed_by) == len(self.others) or time.monotonic() > until:
+                return failed, missed_by
             time.sleep(0.05)
 
-    def _has(self, key: str) -> bool:
-        return bool(self.store.check([key]))
+    def _read_all(self, what: str) -> dict[int, str]:
+        keys = {rank: f"{what}/{rank}" for rank in self.others}
+        return {rank: self.store.get(key).decode() for rank, key in keys.items() if self.store.check([key])}
 
 
 def _gist(error: Exception) -> str:
