@@ -66,6 +66,13 @@ def together(size: int, function: Any, *arguments: Any) -> list[int]:
         return [wait_for(process) for process in processes]
 
 
+def train_alone(recipe: Recipe, out: Path) -> None:
+    from codistill.engine.trainer import train
+
+    for _ in train(recipe, out):
+        pass
+
+
 def checksums(out: Path) -> Mapping[str, str]:
     """Of what a run is for."""
     files = [*sorted((out / "weights").iterdir()), out / "journal.jsonl"]

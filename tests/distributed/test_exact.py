@@ -6,17 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks import checksums, recipe_of, together
+from ranks import checksums, recipe_of, together, train_alone
 
 from codistill.recipes.schema import AdamW, Augment, Recipe
 from processes import in_new_process
-
-
-def train_alone(recipe: Recipe, out: Path) -> None:
-    from codistill.engine.trainer import train
-
-    for _ in train(recipe, out):
-        pass
 
 
 def train_one_epoch(recipe: Recipe, out: Path) -> None:

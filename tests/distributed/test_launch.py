@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from ranks import checksums
+from ranks import checksums, train_alone
 from typer.testing import CliRunner
 
+from codistill import recipes
 from codistill.cli.app import app
 from codistill.distributed.joining import is_loopback
 from codistill.distributed.launch import launch
+from processes import in_new_process
 
 CODISTILL = [sys.executable, "-m", "codistill"]
 # Two networks, four steps an epoch, saved after every one.
@@ -56,7 +58,7 @@ def ranks_under(launcher: int) -> list[int]:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     out = tmp_path_factory.mktemp("undisturbed") / "run"
-    subprocess.run([*CODISTILL, "train", *TINY, "--quiet", "--out", str(out)], check=True, capture_output=True)
+    assert in_new_process(train_alone, recipes.get(TINY[0], TINY[1:]), out) == 0
     return dict(checksums(out))
 
 
@@ -157,16 +159,16 @@ def test_torchrun_starts_it_too(undisturbed: dict[str, str], tmp_path: Path) -> 
     assert checksums(out) == undisturbed
 
 
-def test_a_port_in_use_is_said(tmp_path: Path) -> None:
+def test_a_port_in_use_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
-        place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(taken.getsockname()[1])}
-        command = [*CODISTILL, "train", *TINY, "--timeout=2", "--out", str(tmp_path / "run")]
-        ended = subprocess.run(
-            command, capture_output=True, text=True, timeout=120, check=False, env={**os.environ, **place}
-        )
-    assert ended.returncode == 2
+        place = {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "localhost", "MASTER_PORT": taken.getsockname()[1]}
+        for variable, value in place.items():
+            monkeypatch.setenv(variable, str(value))
+        ended = CliRunner().invoke(app, ["train", *TINY, "--timeout=2", "--out", str(tmp_path / "run")])
+    assert ended.exit_code == 2
+    assert "error: rank 0 cannot meet the others at localhost" in ended.stderr
     assert "its port is in use; choose another" in ended.stderr
 
 
