@@ -9,10 +9,11 @@ or gone, find it there. So every process can say what happened, and none waits l
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any
+from threading import Thread
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,9 @@ from codistill.engine.files import RunError
 LEADER = 0
 NOTES_S = {"silent": 5.0, "gone": 1.0}
 """How long to wait for the others' notes: who is stopped by a timeout comes later than who sees a closed connection."""
+STORE_S = 5.0
+"""How long the store itself may take to answer."""
+T = TypeVar("T")
 
 
 class LostPeerError(RunError):
@@ -155,8 +159,7 @@ class Crew:
     def note_failure(self, message: str) -> None:
         """For the others, who will miss this process."""
         self.failed = True
-        with suppress(RuntimeError):  # the store is gone too: whoever kept it has failed first
-            self.store.set(f"failed/{self.rank}", message)
+        _within(STORE_S, lambda: self.store.set(f"failed/{self.rank}", message))
 
     def leave(self) -> None:
         """When all are done: nobody is killed for another's early end, nobody misses another."""
@@ -183,18 +186,15 @@ class Crew:
 
     def _explained(self, error: RuntimeError, suspect: int | None) -> RunError:
         """Who is missing, and why if that is known. Torch's own message is kept: it may name a wrong interface."""
-        silent = "timed out" in str(error).lower() or "timeout" in str(error).lower()
-        try:
-            failed, missed_by = self._notes("silent" if silent else "gone")
-        except RuntimeError:
-            return LostPeerError(f"the place where all ranks met cannot be reached any more ({_gist(error)})")
+        kind = "silent" if "timed out" in str(error).lower() or "timeout" in str(error).lower() else "gone"
+        failed, missed_by = _within(NOTES_S[kind] + STORE_S, lambda: self._notes(kind)) or ({}, {})
         if failed:
             return LostPeerError("; ".join(f"{self.name(rank)} failed: {why}" for rank, why in failed.items()))
         missing = [rank for rank in self.others if rank not in missed_by]
         if suspect in missing:
             missing = [suspect]
         who = " or ".join(map(self.name, missing)) or "the connection between the ranks"
-        if silent or "silent" in missed_by.values():  # who gives up first is gone for the others
+        if "silent" in (kind, *missed_by.values()):  # who gives up first is gone for the others
             return SilentPeerError(
                 f"{who} did not answer for {self.timeout_s:g} s: stopped, cut off or too slow; end what is left of the "
                 "run, then repeat the command, with a longer --timeout if it was slow"
@@ -214,6 +214,20 @@ class Crew:
     def _read_all(self, what: str) -> dict[int, str]:
         keys = {rank: f"{what}/{rank}" for rank in self.others}
         return {rank: self.store.get(key).decode() for rank, key in keys.items() if self.store.check([key])}
+
+
+def _within(seconds: float, ask: Callable[[], T]) -> T | None:
+    """The store's answer; None if it is gone, or out of reach: over a cut link torch's store waits for ever."""
+    answers: list[T] = []
+
+    def asking() -> None:
+        with suppress(RuntimeError):
+            answers.append(ask())
+
+    thread = Thread(target=asking, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return answers[0] if answers else None
 
 
 def _gist(error: Exception) -> str:

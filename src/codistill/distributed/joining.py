@@ -29,6 +29,7 @@ def is_orphaned() -> bool:
 
 
 def join(timeout_s: float) -> "Crew":
+    import torch
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
@@ -46,6 +47,8 @@ def join(timeout_s: float) -> "Crew":
             "use a network that you trust",
             address,
         )
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     try:
         store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
     except RuntimeError as error:
