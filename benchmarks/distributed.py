@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -37,14 +37,21 @@ from codistill.recipes.schema import Recipe
 WARM_UP = 3
 
 
+class Measured(NamedTuple):
+    """Of a step at rank 0: the median time, the processor's mean time, which other programs do not lengthen, bytes."""
+
+    seconds: float
+    cpu_seconds: float
+    bytes_written: float
+
+
 def recipe_of(count: int, network: str, batch_size: int) -> Recipe:
     networks = "{" + ", ".join(f"n{index}: {network}" for index in range(count)) + "}"
     changes = [f"networks={networks}", f"batch_size={batch_size}", "runtime.device=cpu", "runtime.threads=1"]
     return get("quickstart", [*changes, f"method={'dcm' if count > 1 else 'ds'}"])
 
 
-def time_steps(recipe: Recipe, peers: Peers, steps: int) -> tuple[float, float]:
-    """Seconds of the median step, and bytes written in each."""
+def time_steps(recipe: Recipe, peers: Peers, steps: int) -> Measured:
     data = load(seed=recipe.seed, **recipe.data.model_dump())
     training = prepare_training(recipe, data, prepare(recipe.runtime), peers)
     step, timetable = choose_step(training), Timetable.of(recipe, len(data.train))
@@ -56,15 +63,16 @@ def time_steps(recipe: Recipe, peers: Peers, steps: int) -> tuple[float, float]:
     return timed(take, steps)
 
 
-def timed(take: Callable[[int], None], steps: int) -> tuple[float, float]:
+def timed(take: Callable[[int], None], steps: int) -> Measured:
     for index in range(WARM_UP):
         take(index)
-    seconds, before = [], written()
+    seconds, before, cpu_before = [], written(), time.process_time()
     for index in range(WARM_UP, WARM_UP + steps):
         began_at = time.perf_counter()
         take(index)
         seconds.append(time.perf_counter() - began_at)
-    return statistics.median(seconds), (written() - before) / steps
+    cpu_s = (time.process_time() - cpu_before) / steps
+    return Measured(statistics.median(seconds), cpu_s, (written() - before) / steps)
 
 
 def written() -> int:
@@ -72,16 +80,16 @@ def written() -> int:
     return int(next(line.split()[1] for line in lines if line.startswith("wchar")))
 
 
-def alone(_crew: Crew | None, recipe: Recipe, steps: int) -> tuple[float, float]:
+def alone(_crew: Crew | None, recipe: Recipe, steps: int) -> Measured:
     return time_steps(recipe, ALONE, steps)
 
 
-def spread(crew: Crew, recipe: Recipe, steps: int) -> tuple[float, float]:
+def spread(crew: Crew, recipe: Recipe, steps: int) -> Measured:
     crew.split = Split(tuple((name,) for name in recipe.networks))
     return time_steps(recipe, crew, steps)
 
 
-def data_parallel(crew: Crew, recipe: Recipe, steps: int) -> tuple[float, float]:
+def data_parallel(crew: Crew, recipe: Recipe, steps: int) -> Measured:
     """The whole cohort in every process, its gradients averaged: what DDP would move for the same cohort."""
     torch.set_num_threads(1)
     cohort = DistributedDataParallel(Cohort(recipe.networks, num_classes=10, in_channels=1, exits=recipe.graph.exits))
@@ -104,7 +112,7 @@ def as_rank(rank: int, size: int, port: int, answers: Any, function: Any, *argum
         crew.leave()
 
 
-def measure(size: int, function: Any, *arguments: Any) -> tuple[float, float]:
+def measure(size: int, function: Any, *arguments: Any) -> Measured:
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
     with meeting_place() as port:
@@ -114,7 +122,7 @@ def measure(size: int, function: Any, *arguments: Any) -> tuple[float, float]:
         ]
         for process in ranks:
             process.start()
-        measured: tuple[float, float] = answers.get(timeout=600)
+        measured: Measured = answers.get(timeout=600)
         for process in ranks:
             process.join()
     return measured
@@ -128,23 +136,25 @@ def main() -> None:
     options.add_argument("--steps", type=int, default=20)
     given = options.parse_args()
 
-    headings = ("N", "1 process, s", "N processes, s", "ratio", "sent, kB", "formula, kB", "DDP, kB", "formula, kB")
+    headings = ("N", "1 process, s (CPU)", "N processes, s (CPU)", "ratio", "sent, kB", "formula", "DDP, kB", "formula")
     table = Table(*headings, title=f"{given.network}, batch {given.batch_size}, {len(os.sched_getaffinity(0))} cores")
     for count in given.networks:
         recipe = recipe_of(count, given.network, given.batch_size)
-        together, _ = measure(1, alone, recipe, given.steps)
+        together = measure(1, alone, recipe, given.steps)
         if count == 1:
-            table.add_row("1", f"{together:.3f}", "", "", "", "", "", "")
+            table.add_row("1", f"{together.seconds:.3f} ({together.cpu_seconds:.3f})")
             continue
-        apart, sent = measure(count, spread, recipe, given.steps)
-        _, by_ddp = measure(count, data_parallel, recipe, 3)
+        apart = measure(count, spread, recipe, given.steps)
+        by_ddp = measure(count, data_parallel, recipe, 3)
         classifiers = 1 + len(recipe.graph.exits["n0"])
         formula = (count - 1) * classifiers * given.batch_size * 10 * 4
         cohort = Cohort(recipe.networks, num_classes=10, in_channels=1, exits=recipe.graph.exits)
         weights = sum(parameter.numel() for parameter in cohort.parameters())
         ring = 2 * (count - 1) / count * weights * 4
-        kilobytes = [f"{value / 1e3:,.1f}" for value in (sent, formula, by_ddp, ring)]
-        table.add_row(str(count), f"{together:.3f}", f"{apart:.3f}", f"{together / apart:.2f}", *kilobytes)
+        sizes = (apart.bytes_written, formula, by_ddp.bytes_written, ring)
+        times = [f"{measured.seconds:.3f} ({measured.cpu_seconds:.3f})" for measured in (together, apart)]
+        ratios = f"{together.seconds / apart.seconds:.2f} ({together.cpu_seconds / apart.cpu_seconds:.2f})"
+        table.add_row(str(count), *times, ratios, *(f"{size / 1e3:,.1f}" for size in sizes))
     Console(width=120).print(table)
 
 

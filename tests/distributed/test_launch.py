@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -17,8 +17,9 @@ from typer.testing import CliRunner
 
 from codistill import recipes
 from codistill.cli.app import app
-from codistill.distributed.joining import is_loopback
+from codistill.distributed.joining import LAUNCHER, is_loopback, is_orphaned
 from codistill.distributed.launch import launch
+from codistill.distributed.split import refuse_too_many
 from processes import in_new_process
 
 CODISTILL = [sys.executable, "-m", "codistill"]
@@ -170,6 +171,24 @@ def test_a_port_in_use_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert ended.exit_code == 2
     assert "error: rank 0 cannot meet the others at localhost" in ended.stderr
     assert "its port is in use; choose another" in ended.stderr
+
+
+def test_the_example_is_for_four_processes() -> None:
+    example = Path(__file__).parents[2] / "examples" / "four_networks.yaml"
+    recipe = recipes.resolve(str(example), [])
+    refuse_too_many(recipe, 4, None)
+    assert len(set(recipe.networks.values())) == 4
+    assert f"codistill train examples/{example.name} --nproc 4" in example.read_text()
+
+
+@pytest.mark.parametrize(("launcher", "orphaned"), [(os.getpid, True), (os.getppid, False)])
+def test_whose_launcher_is_gone_is_an_orphan(
+    launcher: Callable[[], int], orphaned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No process is its own parent; without a launcher of ours nobody can be one."""
+    assert not is_orphaned()
+    monkeypatch.setenv(LAUNCHER, str(launcher()))
+    assert is_orphaned() is orphaned
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 from ranks import checksums, train_alone
 from test_launch import TINY
 
+from checkpoints import PUNISH
 from codistill import recipes
 from processes import in_new_process
 
@@ -62,6 +63,7 @@ def start(rank: int, out: Path) -> "subprocess.Popen[str]":
     )
 
 
+@pytest.mark.skipif(not PUNISH, reason="takes a minute; set CODISTILL_PUNISH=1")
 def test_a_cut_cable_ends_both_and_the_same_command_continues(hosts: None, tmp_path: Path) -> None:
     out, alone = tmp_path / "run", tmp_path / "alone"
     ranks = [start(rank, out) for rank in range(2)]
