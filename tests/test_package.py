@@ -21,6 +21,7 @@ STUDIES = {"studies"} | ENGINE
 EXPORT = {"export"} | ENGINE
 REPORT = {"report"} | STUDIES
 TRACKERS = {"trackers"} | ENGINE
+DISTRIBUTED = {"distributed"} | ENGINE
 ALLOWED = {
     "wording": set(),
     "randomness": set(),
@@ -34,7 +35,8 @@ ALLOWED = {
     "export": EXPORT,
     "report": REPORT,
     "trackers": TRACKERS,
-    "cli": {"cli", "__version__"} | REPORT | EXPORT | TRACKERS,
+    "distributed": {"__version__"} | DISTRIBUTED,
+    "cli": {"cli", "__version__"} | REPORT | EXPORT | TRACKERS | DISTRIBUTED,
     "__init__": {"cli"} | STUDIES,
     "__main__": {"cli"},
 }

@@ -71,6 +71,13 @@ Changes = Annotated[
         default_factory=list,
     ),
 ]
+Split = Annotated[
+    str | None,
+    typer.Option(metavar="A+C,B", help="Which process trains which networks; shared by their cost if not given."),
+]
+Timeout = Annotated[
+    float, typer.Option(min=1, metavar="SECONDS", help="How long processes wait for each other before they give up.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -98,14 +105,40 @@ def train(
         list[str] | None,
         typer.Option(metavar="NAME", help="Also tell tensorboard, mlflow or wandb; may be given more than once."),
     ] = None,
+    nproc: Annotated[
+        int | None, typer.Option(metavar="N", help="Spread the networks over N processes on this machine.")
+    ] = None,
+    split: Split = None,
+    timeout: Timeout = 600.0,
+    restarts: Annotated[
+        int, typer.Option(min=0, metavar="N", help="With --nproc: so often all start again when a process is killed.")
+    ] = 3,
 ) -> None:
     """Train a recipe, or continue it where it stopped.
 
     Ctrl-C saves and stops (so do SIGTERM and SIGUSR1); the same command continues, exactly as if it had never stopped.
     """
-    from codistill.cli.train import train
+    from codistill.cli.together import Spread, train
 
-    raise typer.Exit(train(source, changes, out, quiet=quiet, trackers=track or []))
+    spread = Spread(nproc, split, timeout, restarts)
+    raise typer.Exit(train(source, changes, out, spread, quiet=quiet, trackers=track or []))
+
+
+@app.command()
+def slurm(
+    source: Source,
+    changes: Changes,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="The run's folder, which all nodes see.")] = None,
+    nodes: Annotated[int, typer.Option(min=1, help="How many.")] = 1,
+    nproc: Annotated[int, typer.Option(min=1, metavar="N", help="Processes on each node.")] = 1,
+    time: Annotated[str, typer.Option(metavar="[D-]HH:MM:SS", help="How long a job may take.")] = "24:00:00",
+    split: Split = None,
+    timeout: Timeout = 600.0,
+) -> None:
+    """Print an sbatch file that trains a recipe and queues itself again until it is done."""
+    from codistill.cli.slurm import slurm
+
+    slurm(source, changes, out, nodes=nodes, nproc=nproc, time=time, split=split, timeout_s=timeout)
 
 
 @app.command()

@@ -3,7 +3,8 @@
 import logging
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import typer
@@ -40,8 +41,6 @@ def train(source: str, changes: Sequence[str], out: Path | None, *, quiet: bool,
 
 def drive(recipe: Recipe, folder: Path, screen: Console, trackers: Sequence[str]) -> None:
     """Train and show how it goes, until the end or a signal."""
-    import torch
-
     from codistill.engine import trainer
 
     with (
@@ -49,14 +48,22 @@ def drive(recipe: Recipe, folder: Path, screen: Console, trackers: Sequence[str]
         logging_to(ConsoleHandler(screen)),
         display(recipe, folder, screen, stop) as shown,
         Followers(trackers, recipe, folder) as followers,
+        memory_explained(recipe),
     ):
-        try:
-            for progress in trainer.train(recipe, folder, stop=stop, heartbeat=shown.heartbeat):
-                shown.show(progress)
-                followers.catch_up()
-        except torch.OutOfMemoryError as error:
-            advice = f"try batch_size={max(1, recipe.batch_size // 2)} or runtime.precision=bf16, and another --out"
-            raise ValueError(f"the device has too little memory for this recipe; {advice}") from error
+        for progress in trainer.train(recipe, folder, stop=stop, heartbeat=shown.heartbeat):
+            shown.show(progress)
+            followers.catch_up()
+
+
+@contextmanager
+def memory_explained(recipe: Recipe) -> Iterator[None]:
+    import torch
+
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        advice = f"try batch_size={max(1, recipe.batch_size // 2)} or runtime.precision=bf16, and another --out"
+        raise ValueError(f"the device has too little memory for this recipe; {advice}") from error
 
 
 def default_folder(recipe: Recipe) -> Path:

@@ -80,8 +80,9 @@ class Health:
         return self.well_N[self.names.index(name)]
 
     def skipped(self) -> dict[str, int]:
-        """Updates without each network since the beginning. Waits for the device."""
-        return dict(zip(self.names, self.skipped_N.tolist(), strict=True))
+        """Updates without each network here since the beginning. Waits for the device."""
+        counts = dict(zip(self.names, self.skipped_N.tolist(), strict=True))
+        return {name: counts[name] for name in self.here}
 
     @torch.no_grad()
     def begin(self) -> None:

@@ -83,6 +83,7 @@ def parts(training: Training, way: Way, draws: Draws, turn: Turn) -> Iterator[st
     with training.machine.autocast():
         logits = way.forward(images, turn)
     yield "forward"
+    logits = training.peers.exchange(logits, training.classifiers)
     total = way.functions.judge(logits, labels)
     yield "objective"
     (total * turn.share_of_update).backward()  # type: ignore[no-untyped-call]

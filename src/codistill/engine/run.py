@@ -9,10 +9,11 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from statistics import fmean
-from typing import Any
+from typing import Any, Protocol
 
 import safetensors.torch
 import torch
+from torch import Tensor, nn
 
 from codistill.data.images import ImageData
 from codistill.engine import environment
@@ -31,11 +32,46 @@ from codistill.engine.files import (
 from codistill.engine.folder import MAX_BYTES, RESULT_FORMAT, RunFolder
 from codistill.engine.journal import Journal
 from codistill.engine.logs import file_handler, log, logging_to
+from codistill.engine.runtime import Machine
 from codistill.engine.saving import Saver
 from codistill.engine.timetable import Position, Timetable
-from codistill.engine.training import Training
 from codistill.recipes import files
 from codistill.recipes.schema import Recipe
+
+
+class State(Protocol):
+    """What a run keeps of a training."""
+
+    @property
+    def machine(self) -> Machine: ...
+
+    def tensors(self) -> dict[str, Tensor]: ...
+
+    def restore(self, saved: Mapping[str, Tensor]) -> None: ...
+
+    def shipped(self) -> dict[str, nn.Module]: ...
+
+
+class Keeper(Protocol):
+    """Who keeps a training, as its loop sees it: ``Run``, or one that speaks to it."""
+
+    @property
+    def elapsed_s(self) -> float: ...
+
+    def continue_from_newest(self, training: State) -> Position: ...
+
+    def save_is_due(self) -> bool: ...
+
+    def save(self, training: State, position: Position, timetable: Timetable) -> Snapshot: ...
+
+    def save_if_best(self, training: State, position: Position, timetable: Timetable) -> None: ...
+
+    def wait(self) -> None:
+        """Until what was saved is on the disk."""
+
+    def record(self, epoch: int, learned: Mapping[str, Any], metrics: Mapping[str, Mapping[str, Metrics]]) -> None: ...
+
+    def finish(self, training: State, path: str) -> None: ...
 
 
 class Run:
@@ -89,7 +125,7 @@ class Run:
         """Seconds of training, earlier calls included."""
         return self._elapsed_before_s + time.monotonic() - self._opened_at
 
-    def continue_from_newest(self, training: Training) -> Position:
+    def continue_from_newest(self, training: State) -> Position:
         """Put the newest checkpoint's state into ``training`` and the journals back to its moment."""
         saved = self.store.newest()
         if saved is None:
@@ -110,22 +146,33 @@ class Run:
         every_s = self.recipe.checkpoints.every_s
         return not every_s or (time.monotonic() - self._saved_at >= every_s and not self.saver.is_busy)
 
-    def save(self, training: Training, position: Position, timetable: Timetable) -> Snapshot:
-        """Begin to write a checkpoint; what it will hold. ``saver.wait`` returns when it is on the disk."""
+    def save(self, training: State, position: Position, timetable: Timetable) -> Snapshot:
+        """Begin to write a checkpoint; what it will hold. ``wait`` returns when it is on the disk."""
         taken = self._save(self.store, training, position, timetable)
         self._saved_at = time.monotonic()
         return taken
 
-    def save_if_best(self, training: Training, position: Position, timetable: Timetable) -> None:
-        """Keep this epoch's state apart if no earlier one had a lower validation error, on average of the networks."""
+    def wait(self) -> None:
+        self.saver.wait()
+
+    def save_if_best(self, training: State, position: Position, timetable: Timetable) -> None:
+        if self.is_at_its_best():
+            self.save_best(training, position, timetable)
+
+    def is_at_its_best(self) -> bool:
+        """Whether no earlier epoch had a lower validation error, on average of the networks that learn."""
+        learning = [name for name in self.recipe.networks if name not in self.recipe.graph.frozen]
         errors = [
-            fmean(record["validation"][f"{name}/final"]["top1_error"] for name in training.optimizers)
+            fmean(record["validation"][f"{name}/final"]["top1_error"] for name in learning)
             for record in self.journal.read()
         ]
-        if errors[-1] <= min(errors):
-            self._save(Store(self.folder.best, keep=1), training, position, timetable)
+        return errors[-1] <= min(errors)
 
-    def _save(self, store: Store, training: Training, position: Position, timetable: Timetable) -> Snapshot:
+    def save_best(self, training: State, position: Position, timetable: Timetable) -> None:
+        """Apart from the other checkpoints."""
+        self._save(Store(self.folder.best, keep=1), training, position, timetable)
+
+    def _save(self, store: Store, training: State, position: Position, timetable: Timetable) -> Snapshot:
         state = {
             "position": {"epoch": position.epoch, "step": position.step},
             "journal_bytes": self.journal.length,
@@ -142,7 +189,7 @@ class Run:
         self.journal.append({"epoch": epoch, **learned, **measured})
         self.timing.append({"epoch": epoch, "elapsed_s": round(self.elapsed_s, 3)})
 
-    def finish(self, training: Training, path: str) -> None:
+    def finish(self, training: State, path: str) -> None:
         """Write every network's plain weights, then the result; the order makes the result the sign of completeness.
 
         ``path`` says how the step was computed.
@@ -164,7 +211,7 @@ class Run:
             write_atomically(self.folder.weights(name), content)
         write_json(self.folder.result, self._result(training, path))
 
-    def _result(self, training: Training, path: str) -> dict[str, Any]:
+    def _result(self, training: State, path: str) -> dict[str, Any]:
         """The last epoch of every network is the result; the best epoch is shown only as such."""
         epochs = self.journal.read()
         networks = {}

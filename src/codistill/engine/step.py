@@ -37,8 +37,10 @@ def choose_step(training: Training) -> Step:
     """The fastest path that the recipe allows on this device; the log names it."""
     recipe, machine = training.recipe, training.machine
     path = [machine.precision, *(["compiled"] if recipe.runtime.compile else [])]
-    if machine.captures(recipe):
+    path += training.peers.words
+    if machine.captures(recipe) and training.peers.recordable:
         return CapturedStep(training, ", ".join([*path, "captured as one CUDA graph"]))
     if machine.device.type == "cuda" and recipe.runtime.capture:
-        log.warning("with %s the step cannot be captured, so it is slower", " and ".join(hindrances(recipe)))
+        reasons = [*hindrances(recipe), *training.peers.words]
+        log.warning("with %s the step cannot be captured, so it is slower", " and ".join(reasons))
     return PlainStep(training, ", ".join([*path, "step by step"]))

@@ -20,7 +20,7 @@ from codistill.engine.folder import RunFolder
 from codistill.engine.logs import log
 from codistill.engine.optim import set_learning_rate
 from codistill.engine.recovery import Recovery
-from codistill.engine.run import Run
+from codistill.engine.run import Keeper, Run
 from codistill.engine.runtime import prepared
 from codistill.engine.step import choose_step
 from codistill.engine.timetable import Position, Timetable
@@ -72,56 +72,55 @@ def train(
     timetable = Timetable.of(recipe, len(data.train))
     with prepared(recipe.runtime) as machine:
         training = prepare_training(recipe, data, machine)
-        yield from run_training(training, timetable, folder, data, stop, heartbeat)
+        with Run.open(folder, recipe, data) as run:
+            yield from run_training(training, timetable, run, stop, heartbeat)
 
 
 def run_training(
     training: Training,
     timetable: Timetable,
-    folder: RunFolder,
-    data: ImageData,
+    run: Keeper,
     stop: Callable[[], bool],
     heartbeat: Callable[[Position, Timetable], None],
 ) -> Iterator[Progress]:
     recipe = training.recipe
-    with Run.open(folder, recipe, data) as run:
-        position = run.continue_from_newest(training)
-        recovery = Recovery(training)
-        step = choose_step(training)
-        log.info("%s on %s: %s", recipe.name, training.machine.device, step.path)
+    position = run.continue_from_newest(training)
+    recovery = Recovery(training)
+    step = choose_step(training)
+    log.info("%s on %s: %s", recipe.name, training.machine.device, step.path)
 
-        def save() -> None:
+    def save() -> None:
+        recovery.look()
+        recovery.remember(run.save(training, position, timetable))
+
+    while position.epoch < timetable.epochs:
+        plan = draw_epoch(training, position.epoch)
+        for batch in training.data.batches(plan, position.step):
+            turn = timetable.turn(position)
+            set_learning_rate(training.optimizers.values(), recipe, turn)
+            step(batch, turn)
+            position = Position(position.epoch, position.step + 1)
+            heartbeat(position, timetable)
+            # Half an update is not part of a checkpoint, so nothing is saved between its batches.
+            stopped = turn.updates and stop()
+            if stopped or (turn.updates and run.save_is_due()):
+                save()
+            if stopped:
+                run.wait()
+                return
+        position = Position(position.epoch + 1)
+        if evaluates(recipe, position.epoch):
             recovery.look()
-            recovery.remember(run.save(training, position, timetable))
-
-        while position.epoch < timetable.epochs:
-            plan = draw_epoch(training, position.epoch)
-            for batch in training.data.batches(plan, position.step):
-                turn = timetable.turn(position)
-                set_learning_rate(training.optimizers.values(), recipe, turn)
-                step(batch, turn)
-                position = Position(position.epoch, position.step + 1)
-                heartbeat(position, timetable)
-                # Half an update is not part of a checkpoint, so nothing is saved between its batches.
-                stopped = turn.updates and stop()
-                if stopped or (turn.updates and run.save_is_due()):
-                    save()
-                if stopped:
-                    run.saver.wait()
-                    return
-            position = Position(position.epoch + 1)
-            if evaluates(recipe, position.epoch):
-                recovery.look()
-                progress = conclude_epoch(run, training, position, timetable)
-                if run.save_is_due() or position.epoch == timetable.epochs:
-                    save()
-                try:
-                    yield progress
-                except GeneratorExit:
-                    save()
-                    run.saver.wait()
-                    raise
-        run.finish(training, step.path)
+            progress = conclude_epoch(run, training, position, timetable)
+            if run.save_is_due() or position.epoch == timetable.epochs:
+                save()
+            try:
+                yield progress
+            except GeneratorExit:
+                save()
+                run.wait()
+                raise
+    run.finish(training, step.path)
 
 
 def own(data: ImageData, recipe: Recipe) -> ImageData:
@@ -156,12 +155,14 @@ def evaluates(recipe: Recipe, epochs_done: int) -> bool:
     return epochs_done % recipe.evaluation.every_epochs == 0 or epochs_done == recipe.length.epochs
 
 
-def conclude_epoch(run: Run, training: Training, position: Position, timetable: Timetable) -> Progress:
+def conclude_epoch(run: Keeper, training: Training, position: Position, timetable: Timetable) -> Progress:
     """Evaluate, write it down, and keep it if it is the best; the next epoch begins with empty sums."""
     metrics = measure(training, position.epoch)
     learned = training.tally.read()
     training.tally.sums.zero_()
-    run.record(position.epoch, {**learned, "skipped": training.health.skipped()}, metrics)
+    skipped = training.peers.merged(training.health.skipped())
+    in_order = {name: skipped[name] for name in training.recipe.networks}
+    run.record(position.epoch, {**learned, "skipped": in_order}, metrics)
     if training.recipe.checkpoints.best:
         run.save_if_best(training, position, timetable)
     done = timetable.steps_taken(position)
@@ -189,7 +190,9 @@ def measure(training: Training, epochs_done: int) -> dict[str, dict[str, Metrics
             # A moving average ships without heads, so auxiliary classifiers are those of the network that learns.
             logits = training.cohort(images) if everything else {}
             finals = {f"{name}/final": network(images) for name, network in shipped.items()}
-            return {**logits, **finals, **({"ensemble": ensemble(finals)} if everything else {})}
+        names = training.classifiers if everything else training.finals
+        known = training.peers.exchange({**logits, **finals}, names)
+        return {**known, **({"ensemble": ensemble(known)} if everything else {})}
 
     training.set_mode(learning=False)
     metrics = {

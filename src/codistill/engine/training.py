@@ -16,6 +16,7 @@ from codistill.data.batches import AugmentSettings, Draws, EpochPlan
 from codistill.data.images import ImageData, ImageSet
 from codistill.engine.health import Health, Limits
 from codistill.engine.optim import MovingAverage, build_optimizers, optimizer_tensors
+from codistill.engine.peers import ALONE, Peers
 from codistill.engine.runtime import Machine
 from codistill.recipes.schema import Recipe
 from codistill.transfer.objective import Loss, Objective
@@ -98,6 +99,18 @@ class Training:
     health: Health
     tally: Tally
     data: OnDevice
+    peers: Peers = ALONE
+    """``cohort``, ``optimizer`` and ``average`` are of the networks here; ``objective`` and ``tally`` of all."""
+
+    @property
+    def classifiers(self) -> list[str]:
+        """Of all networks, wherever they are."""
+        exits = self.recipe.graph.exits
+        return [f"{name}/{exit}" for name in self.recipe.networks for exit in ("final", *exits[name])]
+
+    @property
+    def finals(self) -> list[str]:
+        return [f"{name}/final" for name in self.recipe.networks]
 
     def tensors(self) -> dict[str, Tensor]:
         groups: dict[str, Iterable[tuple[str, Tensor]]] = {
@@ -143,22 +156,24 @@ class Training:
             member.train(learning and name not in frozen)
 
 
-def prepare_training(recipe: Recipe, data: ImageData, machine: Machine) -> Training:
+def prepare_training(recipe: Recipe, data: ImageData, machine: Machine, peers: Peers = ALONE) -> Training:
     """Build the cohort with just the heads that the graph uses, its optimizer and its objective, on the device."""
     graph = recipe.graph
+    here = {name: network for name, network in recipe.networks.items() if peers.holds(name)}
     augmentation = AugmentSettings(**recipe.augment.model_dump())
     cohort = Cohort(
-        recipe.networks,
+        here,
         num_classes=data.num_classes,
         in_channels=data.channels,
         image_size=augmentation.cropped(data.image_size),
         heads=recipe.heads.kind,
-        exits=graph.exits,
+        exits={name: graph.exits[name] for name in here},
         seed=recipe.seed,
         batchnorm_init=recipe.batchnorm_init,
     )
     for name, file in recipe.start.items():
-        load_weights(cohort.members[name].backbone, Path(file), name)
+        if name in here:
+            load_weights(cohort.members[name].backbone, Path(file), name)
     for name, member in cohort.members.items():
         member.requires_grad_(name not in graph.frozen)
         member.backbone.recomputes = recipe.runtime.activation_checkpointing
@@ -176,10 +191,11 @@ def prepare_training(recipe: Recipe, data: ImageData, machine: Machine) -> Train
         cohort=cohort,
         objective=objective,
         optimizers=optimizers,
-        average=MovingAverage(cohort, learning, recipe.ema) if recipe.ema else None,
+        average=MovingAverage(cohort, [name for name in learning if name in here], recipe.ema) if recipe.ema else None,
         health=health,
         tally=Tally(objective.names, tuple(f"{name}/final" for name in learning), machine.device),
         data=OnDevice.of(data, machine.device, augmentation),
+        peers=peers,
     )
     training.set_mode(learning=True)
     return training

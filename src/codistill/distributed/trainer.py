@@ -1,0 +1,151 @@
+"""The loop of one process among several: the engine's own, with a part of the cohort."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from codistill import __version__
+from codistill.cohort import Cohort
+from codistill.data.batches import AugmentSettings
+from codistill.data.images import ImageData
+from codistill.data.load import load
+from codistill.distributed.crew import LEADER, Crew, LostPeerError, SilentPeerError
+from codistill.distributed.keeping import FollowingRun, LeadingRun
+from codistill.distributed.split import Split, refuse_too_many
+from codistill.engine.files import RunError, to_json
+from codistill.engine.folder import RunFolder
+from codistill.engine.logs import log
+from codistill.engine.run import Keeper, Run
+from codistill.engine.runtime import prepared
+from codistill.engine.timetable import Position, Timetable
+from codistill.engine.trainer import Progress, ignore, never, own, run_training
+from codistill.engine.training import prepare_training
+from codistill.networks.counting import cost
+from codistill.recipes import difference
+from codistill.recipes.schema import Recipe
+
+BACKWARD = 2  # a backward pass costs about two forward passes
+
+
+class DisagreementError(RunError):
+    """The ranks were not started for the same training; every rank says the same."""
+
+
+def unconcerned(progress: Progress) -> None:
+    pass
+
+
+def train_together(
+    recipe: Recipe,
+    out: str | Path,
+    crew: Crew,
+    *,
+    split: str | None = None,
+    data: ImageData | None = None,
+    stop: Callable[[], bool] = never,
+    heartbeat: Callable[[Position, Timetable], None] = ignore,
+    show: Callable[[Progress], None] = unconcerned,
+) -> None:
+    """``engine.trainer.train`` in every process of the crew, to the end or until somebody's ``stop`` says so.
+
+    ``split`` names the networks of each rank, as in ``"a+c,b"``; without it the crew shares the work by its cost. Only
+    the leader touches ``out``.
+    """
+    try:
+        _train(recipe, RunFolder(Path(out)), crew, split, data, stop, heartbeat, show)
+    except (LostPeerError, SilentPeerError):
+        raise
+    except BaseException as error:
+        crew.note_failure(str(error) or type(error).__name__)
+        raise
+
+
+def _train(
+    recipe: Recipe,
+    folder: RunFolder,
+    crew: Crew,
+    split: str | None,
+    data: ImageData | None,
+    stop: Callable[[], bool],
+    heartbeat: Callable[[Position, Timetable], None],
+    show: Callable[[Progress], None],
+) -> None:
+    refuse_too_many(recipe, crew.size, split)
+    data = own(data, recipe) if data else load(seed=recipe.seed, **recipe.data.model_dump())
+    refuse_disagreement(crew, recipe, data, split)
+    if crew.anybody(crew.leads and folder.is_finished(recipe)):
+        log.info("%s is finished already", folder.path)
+        return
+    crew.split = Split.parse(split, recipe) if split else balanced_split(recipe, data, crew.size)
+    timetable = Timetable.of(recipe, len(data.train))
+    with prepared(recipe.runtime) as machine:
+        training = prepare_training(recipe, data, machine, crew)
+        with opened(crew, folder, recipe, data) as run:
+            for progress in run_training(training, timetable, run, lambda: crew.anybody(stop()), heartbeat):
+                show(progress)
+            log.info("%s %s", crew.name(crew.rank), crew.traffic.words)
+
+
+@contextmanager
+def opened(crew: Crew, folder: RunFolder, recipe: Recipe, data: ImageData) -> Iterator[Keeper]:
+    if not crew.leads:
+        yield FollowingRun(crew)
+        return
+    with Run.open(folder, recipe, data) as run:
+        yield LeadingRun(run, crew)
+
+
+def balanced_split(recipe: Recipe, data: ImageData, ranks: int) -> Split:
+    """By counted FLOPs and not by a measurement: a restarted run is then spread as before, whatever else runs here."""
+    sides = AugmentSettings(**recipe.augment.model_dump()).cropped(data.image_size)
+    with torch.device("meta"):
+        cohort = Cohort(
+            recipe.networks,
+            num_classes=data.num_classes,
+            in_channels=data.channels,
+            heads=recipe.heads.kind,
+            exits=recipe.graph.exits,
+        )
+    costs = {
+        name: cost(member, (data.channels, *sides)).flops * (1 if name in recipe.graph.frozen else 1 + BACKWARD)
+        for name, member in cohort.members.items()
+    }
+    split = Split.balanced(costs, recipe, ranks)
+    loads = [sum(costs[name] for name in names) for names in split.by_rank]
+    shares = ", ".join(f"{load / sum(loads):.0%}" for load in loads)
+    log.info("--split %s: of the counted work the ranks have %s", split, shares)
+    return split
+
+
+def refuse_disagreement(crew: Crew, recipe: Recipe, data: ImageData, split: str | None) -> None:
+    """Everybody compares everybody with the leader, so that all stop with the same message."""
+    mine = {
+        "codistill": __version__,
+        "torch": torch.__version__,
+        "split": split or "by cost",
+        "data": sha256(to_json(data.report).encode()).hexdigest(),
+        "recipe": recipe.model_dump(mode="json"),
+    }
+    leaders, *others = crew.gather(mine)
+    for rank, theirs in enumerate(others, start=LEADER + 1):
+        if lines := list(_differences(leaders, theirs)):
+            raise DisagreementError(
+                f"rank {rank} was started for another training than rank {LEADER}:\n  " + "\n  ".join(lines) + "\n"
+                "Start every rank with the same command, the same versions and the same data"
+            )
+
+
+def _differences(leaders: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in leaders.items():
+        if theirs[key] == value:
+            continue
+        if key == "recipe":
+            yield from difference(Recipe.check(value), Recipe.check(theirs[key]))
+        elif key == "data":
+            yield f"data: other images or labels (SHA-256 {value[:12]}… → {theirs[key][:12]}…)"
+        else:
+            yield f"{key}: {value} → {theirs[key]}"

@@ -1,0 +1,79 @@
+"""Real processes that train together, quickly: forked from a server that has imported the engine."""
+
+import multiprocessing
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from hashlib import sha256
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from codistill.distributed.launch import LOOPBACK, meeting_place
+from codistill.recipes.schema import Recipe
+from tiny import tiny_recipe
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["codistill.distributed.trainer"])
+
+NETWORKS = {"a": "wrn-10-1-dropout-0.3", "b": "resnet-8", "c": "wrn-10-1-dropout-0.2", "d": "densenet-10-4"}
+ENDS_WITHIN_S = 120
+
+
+def recipe_of(networks: int, **changes: Any) -> Recipe:
+    """Saved only at the end, or when it is stopped."""
+    first = dict(list(NETWORKS.items())[:networks])
+    return tiny_recipe(**{"networks": first, "checkpoints": {"every_s": 1000.0}, **changes})
+
+
+def _as_rank(function: Any, rank: int, size: int, port: int, timeout_s: float, *arguments: Any) -> None:
+    from torch.distributed import TCPStore
+
+    from codistill.distributed.crew import Crew
+
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    crew = Crew(rank, size, TCPStore(LOOPBACK, port), timeout_s)
+    function(crew, *arguments)
+
+
+@contextmanager
+def ranks_of(size: int, timeout_s: float, function: Any, *arguments: Any) -> Iterator[list[BaseProcess]]:
+    """``function(crew, *arguments)`` in as many processes, which do not outlive the block."""
+    with meeting_place() as port:
+        processes: list[BaseProcess] = [
+            _context.Process(target=_as_rank, args=(function, rank, size, port, timeout_s, *arguments))
+            for rank in range(size)
+        ]
+        try:
+            for process in processes:
+                process.start()
+            yield processes
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+
+
+def wait_for(process: BaseProcess) -> int:
+    process.join(timeout=ENDS_WITHIN_S)
+    assert process.exitcode is not None, f"{process.name} did not end within {ENDS_WITHIN_S} s"
+    return process.exitcode
+
+
+def together(size: int, function: Any, *arguments: Any) -> list[int]:
+    """The same to their end; their exit codes."""
+    with ranks_of(size, ENDS_WITHIN_S, function, *arguments) as processes:
+        return [wait_for(process) for process in processes]
+
+
+def train_alone(recipe: Recipe, out: Path) -> None:
+    from codistill.engine.trainer import train
+
+    for _ in train(recipe, out):
+        pass
+
+
+def checksums(out: Path) -> Mapping[str, str]:
+    """Of what a run is for."""
+    files = [*sorted((out / "weights").iterdir()), out / "journal.jsonl"]
+    return {file.name: sha256(file.read_bytes()).hexdigest() for file in files}

@@ -1,0 +1,134 @@
+"""What processes tell each other: predictions and no more, and what is wrong when something is."""
+
+import json
+import os
+import re
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks import ranks_of, recipe_of, together, wait_for
+
+from codistill.data.images import ImageData
+from codistill.recipes.schema import Recipe
+
+BATCH, CLASSES, EXCHANGES = 128, 100, 50
+
+
+def written_bytes() -> int:
+    """By this process so far, as the kernel counts them: sockets too."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("wchar")))
+
+
+def count_bytes(crew: Any, recipe: Recipe, split: str, notes: Path) -> None:
+    from codistill.distributed.split import Split
+
+    crew.split = Split.parse(split, recipe)
+    names = [f"{name}/{exit}" for name in recipe.networks for exit in ("final", "stage1", "stage2")]
+    everybody = {name: torch.full((BATCH, CLASSES), float(index)) for index, name in enumerate(names)}
+    mine = {name: logits for name, logits in everybody.items() if crew.holds(name.split("/")[0])}
+    mine = {name: logits.bfloat16().requires_grad_() for name, logits in mine.items()}
+    before = written_bytes()
+    for _ in range(EXCHANGES):
+        known = crew.exchange(mine, names)
+    by_kernel = (written_bytes() - before) / EXCHANGES
+    assert list(known) == names
+    assert all(torch.equal(known[name].float(), everybody[name]) for name in names)
+    assert [name for name in names if known[name].requires_grad] == list(mine)
+    sent = {"counted": crew.traffic.bytes_sent / EXCHANGES, "by_kernel": by_kernel}
+    (notes / f"{crew.rank}.json").write_text(json.dumps(sent))
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="only Linux counts a process's bytes")
+def test_predictions_are_all_that_moves(tmp_path: Path) -> None:
+    """(R - 1) · M_r · B · C float32 from each rank r with M_r classifiers; gloo adds a few bytes to each message."""
+    assert together(3, count_bytes, recipe_of(4), "a+c,b,d", tmp_path) == [0, 0, 0]
+    for rank, classifiers in enumerate([6, 3, 3]):
+        sent = json.loads((tmp_path / f"{rank}.json").read_text())
+        formula = 2 * classifiers * BATCH * CLASSES * 4
+        assert sent["counted"] == formula
+        assert formula <= sent["by_kernel"] <= 1.01 * formula + 1000
+
+
+def relabelled(data: ImageData) -> ImageData:
+    """Every label of another class: as many images, but other data."""
+    from codistill.engine.trainer import own
+
+    labels = (data.train.labels + 1) % data.num_classes
+    return own(replace(data, train=data.train.relabelled(labels)), recipe_of(2))
+
+
+def disagree(crew: Any, notes: Path) -> None:
+    """In each case the last rank was started otherwise; all must say the same, and none may wait."""
+    from codistill.data import embedded
+    from codistill.distributed import trainer
+
+    odd = crew.rank == crew.size - 1
+    recipe, data, said = recipe_of(2), embedded.read(), []
+    cases: list[tuple[Any, ...]] = [
+        (recipe_of(2, seed=4, batch_size=16) if odd else recipe, data, None),
+        (recipe, relabelled(data) if odd else trainer.own(data, recipe), None),
+        (recipe, data, "b,a" if odd else None),
+        (recipe, data, None),
+    ]
+    for case in cases:
+        if case is cases[-1]:
+            trainer.__version__ = "9.9" if odd else trainer.__version__  # type: ignore[attr-defined]
+        with pytest.raises(trainer.DisagreementError) as refused:
+            trainer.refuse_disagreement(crew, *case)
+        said.append(str(refused.value))
+    (notes / f"{crew.rank}.json").write_text(json.dumps(said))
+
+
+def test_ranks_of_different_trainings_all_say_the_same(tmp_path: Path) -> None:
+    assert together(3, disagree, tmp_path) == [0, 0, 0]
+    said, *others = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
+    assert others == [said, said]
+    differences = ["seed: 3 → 4", "data: other images or labels", "split: by cost → b,a", "codistill: .* → 9.9"]
+    for message, difference in zip(said, differences, strict=True):
+        assert message.startswith("rank 2 was started for another training than rank 0:\n  ")
+        assert re.search(difference, message), message
+
+
+def end_oddly(crew: Any, how: str, recipe: Recipe, out: Path, notes: Path) -> None:
+    """The last rank fails, is killed or stopped after its second step; the others write down what they are told."""
+    from codistill.distributed.trainer import train_together
+
+    taken = 0
+
+    def heartbeat(*_: object) -> None:
+        nonlocal taken
+        taken += 1
+        if crew.rank == crew.size - 1 and taken == 2:
+            if how == "fails":
+                raise ValueError("my disk is full")
+            os.kill(os.getpid(), signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+
+    try:
+        train_together(recipe, out, crew, heartbeat=heartbeat)
+    except ValueError as error:
+        (notes / f"{crew.rank}").write_text(f"{type(error).__name__}: {error}")
+    os._exit(3)
+
+
+@pytest.mark.parametrize(
+    ("how", "timeout_s", "told"),
+    [
+        ("fails", 60, "LostPeerError: rank 2 (c) failed: my disk is full"),
+        ("killed", 60, "LostPeerError: rank 2 (c) ended without a word: killed, or its host is gone"),
+        ("stopped", 8, "SilentPeerError: rank 2 (c) did not answer for 8 s: stopped, cut off or too slow"),
+    ],
+)
+def test_whoever_is_missing_is_named(how: str, timeout_s: float, told: str, tmp_path: Path) -> None:
+    with ranks_of(3, timeout_s, end_oddly, how, recipe_of(3), tmp_path / "run", tmp_path) as processes:
+        assert [wait_for(process) for process in processes[:2]] == [3, 3]
+        if how == "stopped":
+            assert processes[2].exitcode is None
+    said = [(tmp_path / f"{rank}").read_text() for rank in (0, 1)]
+    assert all(message.startswith(told) for message in said), said
+    if how == "fails":
+        assert (tmp_path / "2").read_text() == "ValueError: my disk is full"

@@ -1,0 +1,244 @@
+"""``codistill train --nproc``, torchrun and Slurm: started, killed, stopped, and told nonsense."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import pytest
+from ranks import checksums, train_alone
+from typer.testing import CliRunner
+
+from codistill import recipes
+from codistill.cli.app import app
+from codistill.distributed.joining import LAUNCHER, is_loopback, is_orphaned
+from codistill.distributed.launch import launch
+from codistill.distributed.split import refuse_too_many
+from processes import in_new_process
+
+CODISTILL = [sys.executable, "-m", "codistill"]
+# Two networks, four steps an epoch, saved after every one.
+TINY = [
+    "quickstart",
+    "networks={a: wrn-10-1-dropout-0.3, b: resnet-8}",
+    "data.train_limit=100",
+    "data.test_limit=50",
+    "batch_size=25",
+    "evaluation.every_epochs=1",
+    "length.epochs=6",
+    "checkpoints.every_s=0",
+    "runtime.device=cpu",
+    "runtime.threads=1",
+]
+
+
+@contextmanager
+def started(*command: str) -> Iterator["subprocess.Popen[str]"]:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def line_of(stream: IO[str] | None, beginning: str) -> str:
+    assert stream is not None
+    return next(line for line in stream if line.startswith(beginning))
+
+
+def ranks_under(launcher: int) -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    out = tmp_path_factory.mktemp("undisturbed") / "run"
+    assert in_new_process(train_alone, recipes.get(TINY[0], TINY[1:]), out) == 0
+    return dict(checksums(out))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
+def test_killed_stopped_and_continued_it_ends_as_if_undisturbed(undisturbed: dict[str, str], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    command = [*CODISTILL, "train", *TINY, "--nproc=2", "--out", str(out)]
+    with started(*command) as training:
+        line_of(training.stdout, "epoch 1/6")
+        os.kill(ranks_under(training.pid)[0], signal.SIGKILL)
+        line_of(training.stdout, "epoch 3/6")
+        training.send_signal(signal.SIGINT)
+        output, errors = training.communicate(timeout=120)
+    assert training.returncode == 75, errors
+    assert "Stopped; everything is saved." in output
+    assert "rank 0 was killed by SIGKILL; all start again from the last checkpoint (restart 1 of 3)" in errors
+
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "2 ranks: a | b" in ended.stdout
+    assert checksums(out) == undisturbed
+    again = CliRunner().invoke(app, command[3:])
+    assert (again.exit_code, f"{out} is finished already" in again.stdout) == (0, True)
+
+
+def attempt(script: str, restarts: int = 0) -> int:
+    return launch(["sh", "-c", script], processes=3, restarts=restarts, stop=lambda: False)
+
+
+def test_all_start_again_together(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Rank 1 is killed in the first two attempts; the others, who notice, end with 1."""
+    script = (
+        f'cd {tmp_path}; echo "$MASTER_ADDR $WORLD_SIZE" >> "rank-$RANK"; [ $(wc -l < "rank-$RANK") = 3 ] && exit 0; '
+        '[ "$RANK" = 1 ] && kill -KILL $$; sleep 0.2; exit 1'
+    )
+    assert attempt(script, restarts=2) == 0
+    assert [(tmp_path / f"rank-{rank}").read_text() for rank in range(3)] == ["127.0.0.1 3\n" * 3] * 3
+    assert [message.split(";")[0] for message in caplog.messages] == ["rank 1 was killed by SIGKILL"] * 2
+    for rank in range(3):
+        (tmp_path / f"rank-{rank}").unlink()
+    with pytest.raises(ValueError, match="rank 1 was killed by SIGKILL; what was saved is intact"):
+        attempt(script, restarts=1)
+
+
+def test_who_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Rank 0 says what is wrong; rank 1 is stopped, and rank 2 deaf to signals."""
+    monkeypatch.setattr("codistill.distributed.launch.PATIENCE_S", 0.5)
+    script = (
+        f"echo $$ > {tmp_path}/$RANK; case $RANK in 0) sleep 0.3; exit 2;; 1) kill -STOP $$;; esac; "
+        "trap '' TERM; exec sleep 60"
+    )
+    assert attempt(script, restarts=3) == 2
+    pids = [(tmp_path / f"{rank}").read_text().strip() for rank in range(3)]
+    assert [Path(f"/proc/{pid}").exists() for pid in pids] == [False] * 3
+
+
+def test_what_is_wrong_is_said_once_and_not_tried_again(tmp_path: Path) -> None:
+    """The folder is found to be somebody's only when all have started."""
+    (tmp_path / "thesis.txt").write_text("years of work")
+    command = [*CODISTILL, "train", *TINY, "--nproc=2", "--out", str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.count("error: ") == 1
+    assert f"error: rank 0 (a): {tmp_path} holds files that are not a run's" in ended.stderr
+    assert "start again" not in ended.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--nproc=3"], "3 processes for 2 networks"),
+        (["--nproc=0"], "0 processes; give at least 1"),
+        (["--nproc=2", "--split=a+b"], "is for 1 processes, and there are 2"),
+        (["--nproc=2", "--split=a,x"], "unknown network in the split 'x'"),
+        (["--split=a,b"], "add --nproc N"),
+        (["batch_size=none", "--nproc=2"], "batch_size"),
+    ],
+)
+def test_nonsense_is_refused_before_anything_starts(options: list[str], message: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["train", *TINY, *options, "--out", str(tmp_path / "run")])
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_torchrun_starts_it_too(undisturbed: dict[str, str], tmp_path: Path) -> None:
+    """And starts it again: its store, which all attempts share, still has the addresses of the dead."""
+    out = tmp_path / "run"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
+    with started(*torchrun, "-m", "codistill", "train", *TINY, "--out", str(out)) as training:
+        line_of(training.stdout, "epoch 2/6")
+        if sys.platform == "linux":
+            os.kill(ranks_under(training.pid)[1], signal.SIGKILL)
+        output, errors = training.communicate(timeout=120)
+    assert training.returncode == 0, errors
+    assert f"result   {out / 'result.json'}" in output
+    assert checksums(out) == undisturbed
+
+
+def test_a_port_in_use_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        place = {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "localhost", "MASTER_PORT": taken.getsockname()[1]}
+        for variable, value in place.items():
+            monkeypatch.setenv(variable, str(value))
+        ended = CliRunner().invoke(app, ["train", *TINY, "--timeout=2", "--out", str(tmp_path / "run")])
+    assert ended.exit_code == 2
+    assert "error: rank 0 cannot meet the others at localhost" in ended.stderr
+    assert "its port is in use; choose another" in ended.stderr
+
+
+def test_the_example_is_for_four_processes() -> None:
+    example = Path(__file__).parents[2] / "examples" / "four_networks.yaml"
+    recipe = recipes.resolve(str(example), [])
+    refuse_too_many(recipe, 4, None)
+    assert len(set(recipe.networks.values())) == 4
+    assert f"codistill train examples/{example.name} --nproc 4" in example.read_text()
+
+
+@pytest.mark.parametrize(("launcher", "orphaned"), [(os.getpid, True), (os.getppid, False)])
+def test_whose_launcher_is_gone_is_an_orphan(
+    launcher: Callable[[], int], orphaned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No process is its own parent; without a launcher of ours nobody can be one."""
+    assert not is_orphaned()
+    monkeypatch.setenv(LAUNCHER, str(launcher()))
+    assert is_orphaned() is orphaned
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [("localhost", True), ("127.0.0.1", True), ("::1", True), ("10.0.0.1", False), ("n1", False)],
+)
+def test_only_loopback_is_trusted(address: str, expected: bool) -> None:
+    assert is_loopback(address) is expected
+
+
+FAKES = {
+    "scontrol": 'if [ "$1" = show ]; then printf "n1\\nn2\\n"; else echo "$@" >> "$LOG"; fi',
+    "srun": 'echo "srun $@" >> "$LOG"; trap "echo saved >> $LOG; exit 0" TERM; '
+    'if [ "$END" = finish ]; then mkdir -p "$OUT"; touch "$OUT/result.json"; exit 0; fi; '
+    'if [ "$END" = fail ]; then exit 2; fi; while :; do sleep 0.05; done',
+}
+
+
+@pytest.mark.parametrize(("end", "code", "requeued"), [("finish", 0, False), ("fail", 1, False), ("", 1, True)])
+def test_the_sbatch_file_queues_again_only_what_was_told_to_stop(
+    end: str, code: int, requeued: bool, tmp_path: Path
+) -> None:
+    out, log = tmp_path / "my run", tmp_path / "log"
+    arguments = ["slurm", "quickstart", "seed=3", "--nodes=2", "--nproc=1", "--split=b,a", "--out", str(out)]
+    printed = CliRunner().invoke(app, arguments)
+    assert printed.exit_code == 0, printed.stderr
+    for name, body in FAKES.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    slurm = {"SLURM_JOB_ID": "71234", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "n[1-2]"}
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "LOG": str(log), "OUT": str(out), "END": end, **slurm}
+    with subprocess.Popen(["bash", "-c", printed.stdout], env=environment, stderr=subprocess.PIPE) as job:
+        if requeued:
+            until = time.monotonic() + 60
+            while not log.exists() and time.monotonic() < until:
+                time.sleep(0.05)
+            job.send_signal(signal.SIGUSR1)
+        assert job.wait(timeout=60) == code
+    lines = log.read_text().splitlines()
+    assert lines[0] == (
+        "srun torchrun --nnodes=2 --nproc-per-node=1 --max-restarts=3 --rdzv-backend=c10d --rdzv-id=71234 "
+        f"--rdzv-endpoint=n1:21234 -m codistill train quickstart seed=3 --split b,a --timeout 600 --quiet --out {out}"
+    )
+    assert lines[1:] == (["saved", "requeue 71234"] if requeued else [])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), [(["--nodes=2", "--nproc=4"], "8 processes for 2"), (["--time=soon"], "--time soon")]
+)
+def test_an_sbatch_file_that_cannot_work_is_not_printed(options: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, ["slurm", "quickstart", *options])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr

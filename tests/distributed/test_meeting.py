@@ -1,0 +1,33 @@
+"""Processes of one attempt find each other although earlier attempts have left their numbers behind."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from torch.distributed import HashStore
+
+from codistill.distributed.meeting import meet
+
+RANKS = 4
+
+
+def all_meet(store: HashStore) -> set[str]:
+    with ThreadPoolExecutor(RANKS) as threads:
+        return set(threads.map(lambda rank: meet(store, rank, RANKS, timeout_s=30), range(RANKS)))
+
+
+def test_every_attempt_has_a_prefix_of_its_own() -> None:
+    store, attempts = HashStore(), 20
+    prefixes = [all_meet(store) for _ in range(attempts)]
+    assert all(len(prefix) == 1 for prefix in prefixes)
+    assert len(set.union(*prefixes)) == attempts
+
+
+def test_whoever_stays_away_is_named() -> None:
+    store = HashStore()
+    all_meet(store)  # whose hellos and answers are still there
+    with ThreadPoolExecutor(RANKS) as threads:
+        come = {rank: threads.submit(meet, store, rank, RANKS, 1.0) for rank in (0, 1, 3)}
+        with pytest.raises(ValueError, match="rank 2 did not come within 1 s"):
+            come[0].result()
+    with pytest.raises(ValueError, match="rank 0 did not come within"):
+        meet(store, 1, RANKS, 0.1)

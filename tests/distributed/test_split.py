@@ -1,0 +1,66 @@
+"""Which process trains which networks."""
+
+import itertools
+
+import pytest
+from ranks import recipe_of
+
+from codistill.distributed.split import Split, refuse_too_many
+from codistill.recipes.schema import Recipe
+from tiny import tiny_recipe
+
+
+def taught() -> Recipe:
+    return tiny_recipe(networks={"t": "wrn-10-1", "s": "resnet-8"}, method="kd", start={"t": "t.safetensors"})
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_the_heaviest_rank_is_as_light_as_can_be(ranks: int) -> None:
+    """Against every possible split of four networks with costs for which the greedy choice is the best."""
+    recipe, costs = recipe_of(4), {"a": 5.0, "b": 4.0, "c": 3.0, "d": 2.0}
+    heaviest = [
+        max(sum(costs[name] for name, rank in zip("abcd", to, strict=True) if rank == each) for each in range(ranks))
+        for to in itertools.product(range(ranks), repeat=4)
+    ]
+    split = Split.balanced(costs, recipe, ranks)
+    assert max(sum(costs[name] for name in names) for names in split.by_rank) == min(heaviest)
+    assert len(heaviest) == ranks**4
+    assert sorted(itertools.chain(*split.by_rank)) == ["a", "b", "c", "d"]
+    assert all(split.by_rank)
+    assert Split.parse(str(split), recipe) == split
+
+
+def test_a_teacher_lives_with_a_learner() -> None:
+    assert str(Split.balanced({"t": 100.0, "s": 1.0}, taught(), 1)) == "t+s"
+
+
+def test_words_and_places() -> None:
+    split = Split.parse("c + a,b", recipe_of(3))
+    assert split.words == "2 ranks: a, c | b"
+    assert [split.rank_of(name) for name in "abc"] == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b", "leaves out c"),
+        ("a,b,c+a", "names 'a' 2 times"),
+        ("a,b,cc", "unknown network in the split 'cc'"),
+        ("a,b,", "unknown network in the split ''"),
+        ("a,b+c", "is for 2 processes, and there are 3"),
+    ],
+)
+def test_wrong_splits_say_what_is_wrong(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        refuse_too_many(recipe_of(3), 3, text)
+
+
+def test_a_rank_of_teachers_only_is_refused() -> None:
+    with pytest.raises(ValueError, match="t only teaches, and a rank must have a network that learns"):
+        Split.parse("t,s", taught())
+
+
+@pytest.mark.parametrize(("ranks", "message"), [(4, r"4 processes for 3 networks .* at most 3"), (0, "at least 1")])
+def test_too_many_processes(ranks: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        refuse_too_many(recipe_of(3), ranks, None)
