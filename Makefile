@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test lint types unit punish clean
+.PHONY: demo test lint types unit punish docs clean
 
 demo: $(READY)          ## two small networks, three methods, a table and a page (about 5 minutes on 2 cores)
 	$(BIN)/codistill study demo --out runs/demo
@@ -31,6 +31,9 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
+
+docs: $(READY)          ## the documentation's site, in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache dist
