@@ -104,6 +104,19 @@ def test_all_start_again_together(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         attempt(script, restarts=1)
 
 
+def test_a_stop_that_comes_too_early_is_a_stop(caplog: pytest.LogCaptureFixture) -> None:
+    """Before a process can listen to signals, they end it."""
+    assert launch(["sleep", "60"], processes=2, restarts=3, stop=lambda: True) == 0
+    assert caplog.messages == [
+        "rank 0 was killed by SIGTERM; rank 1 was killed by SIGTERM while stopping; what was saved before is intact"
+    ]
+
+
+def test_whoever_failed_is_named_with_its_exit_code() -> None:
+    with pytest.raises(ValueError, match="rank 2 ended with exit code 3; what was saved is intact"):
+        attempt('[ "$RANK" = 2 ] && exit 3; sleep 0.2')
+
+
 def test_who_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Rank 0 says what is wrong; rank 1 is stopped, and rank 2 deaf to signals."""
     monkeypatch.setattr("codistill.distributed.launch.PATIENCE_S", 0.5)

@@ -54,15 +54,16 @@ def _how(code: int) -> str:
 
 
 def launch(command: Sequence[str], processes: int, restarts: int, stop: Callable[[], bool]) -> int:
-    """Run ``command`` in every process until all end well; 0, or the exit code of who said what is wrong."""
+    """Run ``command`` in every process until all end well or stop; else the exit code of who said what is wrong."""
     for attempt in range(restarts + 1):
         ended = attempt_once(command, processes, stop)
         if ended.well:
             return 0
         if ended.hopeless:
             return WRONG_INPUT
-        if stop():
-            break
+        if stop():  # it came before all could hear it: there is nothing to save that a checkpoint lacks
+            log.warning("%s while stopping; what was saved before is intact", ended.words)
+            return 0
         if attempt < restarts:
             log.warning(
                 "%s; all start again from the last checkpoint (restart %d of %d)", ended.words, attempt + 1, restarts
