@@ -29,7 +29,7 @@ def test_killed_at_random_instants(tmp_path: Path, counted: Counted) -> None:
         out = tmp_path / f"run-{attempts}"
         for _ in range(KILLS_PER_RUN):
             process = started_process(run_to_the_end, recipe, out)
-            process.join(timeout=chance.uniform(0, 0.8 * takes_s))
+            process.join(timeout=chance.uniform(0.2, 1) * takes_s)
             process.kill()
             process.join()
             if process.exitcode == 0:
@@ -41,7 +41,7 @@ def test_killed_at_random_instants(tmp_path: Path, counted: Counted) -> None:
         assert in_new_process(run_to_the_end, recipe, out) == 0
         assert what_remains(out) == expected
         assert not list(out.rglob(".tmp-*")), "leftovers are swept"
-    assert after_a_save > kills // 3, "killed before there was anything to continue"
+    assert after_a_save > kills // 4, "killed before there was anything to continue"
     counted("SIGKILLs of a training at random instants, each continued to the same bits", kills)
     counted("… of which after a first save", after_a_save)
     counted("… of which in the middle of one", in_a_save)
