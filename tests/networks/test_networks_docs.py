@@ -35,8 +35,8 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("line", COMMANDS)
 def test_commands_name_networks_that_are_understood(line: str) -> None:
     changes = [word for word in shlex.split(line)[3:] if "=" in word and not word.startswith("--")]
-    assert resolve(shlex.split(line)[2], changes).networks["b"].startswith("timm:")
-    assert len(COMMANDS) == 2
+    assert resolve(shlex.split(line)[2], changes).networks["b"].startswith(("timm:", "torchvision:"))
+    assert len(COMMANDS) == 3
 
 
 def test_names_and_settings_are_all_there() -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -127,6 +128,8 @@ class Server(ThreadingHTTPServer):
 def serve(news: News, port: int, ready: Callable[[str], None]) -> float:
     """Serve until interrupted; the CPU seconds that it took. ``ready`` hears the address."""
     began_s = time.process_time()
+    # A shell that starts something in the background tells it to ignore interrupts; this is how it ends, though.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with suppress(KeyboardInterrupt), Server(news, port) as server:
         ready(server.address)
         server.serve_forever(poll_interval=0.5)
