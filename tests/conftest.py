@@ -2,7 +2,25 @@
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anybody imports torch
 sys.path.insert(0, str(Path(__file__).parent))
+
+CHROMIUM = Path("/usr/bin/chromium")
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """One browser for everybody: playwright starts only once in a process."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright here; type pip install playwright")
+    if not CHROMIUM.exists():
+        pytest.skip(f"no browser at {CHROMIUM}; type apt install chromium")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        yield browser
+        browser.close()

@@ -12,8 +12,6 @@ from codistill.engine import trainer
 from codistill.recipes.schema import Length
 from tiny import tiny_recipe
 
-CHROMIUM = Path("/usr/bin/chromium")
-
 
 @pytest.fixture(scope="session")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -32,17 +30,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for _ in trainer.train(tiny_recipe(length=Length(epochs=2).model_dump()), folder):
         pass
     return folder
-
-
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright here; type pip install playwright")
-    if not CHROMIUM.exists():
-        pytest.skip(f"no browser at {CHROMIUM}; type apt install chromium")
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
