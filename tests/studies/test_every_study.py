@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from counts import ROWS
 from PIL import Image
 from rich.console import Console
 from warm import warm_trainings
@@ -17,24 +18,6 @@ from codistill.studies.command import run_study
 from codistill.studies.runner import Command
 from codistill.studies.study import slug
 
-# Trainings that each study needs, counted by hand: its rows, since no two of them train the same.
-TRAININGS = {
-    "demo": 3,
-    "table1": 7 * 3,
-    "table2": 3 * 3,
-    "table3": 6,
-    "table4": 2 * 3,
-    "table5": 6,
-    "table6": 4 * 3,
-    "table7": 3 * 3,
-    "kd": 4,
-    "efficiency": 7,
-    "curves": 3,
-    "wrn-28-4-twins": 4,
-    "wrn-28-4-edges": 6,
-    "wrn-16-4-noise": 3 * 3,
-    "wrn-28-4-mobilenet": 4,
-}
 SMALLER = {
     "resnet-164": "resnet-14",
     "resnet-110": "resnet-8",
@@ -80,12 +63,12 @@ def photos(tmp_path: Path) -> Path:
 
 
 def test_no_study_is_forgotten() -> None:
-    assert len(TRAININGS) == 15
-    assert set(TRAININGS) == set(catalogue.NAMES)
+    assert len(ROWS) == 15
+    assert set(ROWS) == set(catalogue.NAMES)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TRAININGS)
+@pytest.mark.parametrize("name", ROWS)
 def test_a_study_runs_to_its_tables_and_curves(name: str, command: Command, photos: Path, tmp_path: Path) -> None:
     study, out = catalogue.get(name), tmp_path / "out"
     data = [f"data.folder={photos}", "data.image_size=16", "augment.crop=14"] if name == "table2" else EMBEDDED
@@ -101,11 +84,11 @@ def test_a_study_runs_to_its_tables_and_curves(name: str, command: Command, phot
         command=command,
     )
     assert code == 0, printed.getvalue()
-    assert len(list((out / "runs").glob("*/result.json"))) == TRAININGS[name]
+    assert len(list((out / "runs").glob("*/result.json"))) == ROWS[name]
 
     content = json.loads((out / f"{name}.json").read_text())
     assert [row["n"] for row in content["errors"]["rows"]] == [1] * len(study.rows)
-    assert len(content["runs"]) == TRAININGS[name]
+    assert len(content["runs"]) == ROWS[name]
     assert all(0 <= error["top1_error"] <= 100 for run in content["runs"] for error in run["networks"].values())
     claims = {row["verdict"] for row in content["differences"]["rows"]}
     assert claims == ({"one pair: none"} if name == "demo" else {"inconclusive"})

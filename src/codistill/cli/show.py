@@ -108,20 +108,13 @@ def count(recipe: Recipe, seen: Input) -> dict[str, Costs]:
     """Built on the meta device, where networks of any size take no memory and no time."""
     import torch
 
-    from codistill.cohort import Cohort
+    from codistill.engine.cohorts import cohort_of
     from codistill.networks.counting import Cost, cost
 
     graph = recipe.graph
     shape = (seen.channels, seen.height, seen.width)
     with torch.device("meta"):
-        cohort = Cohort(
-            recipe.networks,
-            num_classes=seen.classes,
-            in_channels=seen.channels,
-            image_size=(seen.height, seen.width),
-            heads=recipe.heads.kind,
-            exits=graph.exits,
-        )
+        cohort = cohort_of(recipe, seen.classes, seen.channels, image_size=(seen.height, seen.width))
     costs = {}
     for name, member in cohort.members.items():
         plan = plan_heads(cohort, name, shape)

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from codistill import __version__
-from codistill.cohort import Cohort
 from codistill.data.batches import AugmentSettings
 from codistill.data.images import ImageData
 from codistill.data.load import load
 from codistill.distributed.crew import LEADER, Crew, LostPeerError, SilentPeerError
 from codistill.distributed.keeping import FollowingRun, LeadingRun
 from codistill.distributed.split import Split, refuse_too_many
+from codistill.engine.cohorts import cohort_of
 from codistill.engine.files import RunError, to_json
 from codistill.engine.folder import RunFolder
 from codistill.engine.logs import log
@@ -103,13 +103,7 @@ def balanced_split(recipe: Recipe, data: ImageData, ranks: int) -> Split:
     """By counted FLOPs and not by a measurement: a restarted run is then spread as before, whatever else runs here."""
     sides = AugmentSettings(**recipe.augment.model_dump()).cropped(data.image_size)
     with torch.device("meta"):
-        cohort = Cohort(
-            recipe.networks,
-            num_classes=data.num_classes,
-            in_channels=data.channels,
-            heads=recipe.heads.kind,
-            exits=recipe.graph.exits,
-        )
+        cohort = cohort_of(recipe, data.num_classes, data.channels)
     costs = {
         name: cost(member, (data.channels, *sides)).flops * (1 if name in recipe.graph.frozen else 1 + BACKWARD)
         for name, member in cohort.members.items()

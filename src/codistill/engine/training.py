@@ -14,6 +14,7 @@ from codistill.cohort import Cohort
 from codistill.data.augment import augment, centre_crop, mix_labels, normalise
 from codistill.data.batches import AugmentSettings, Draws, EpochPlan
 from codistill.data.images import ImageData, ImageSet
+from codistill.engine.cohorts import cohort_of
 from codistill.engine.health import Health, Limits
 from codistill.engine.optim import MovingAverage, build_optimizers, optimizer_tensors
 from codistill.engine.peers import ALONE, Peers
@@ -159,18 +160,10 @@ class Training:
 def prepare_training(recipe: Recipe, data: ImageData, machine: Machine, peers: Peers = ALONE) -> Training:
     """Build the cohort with just the heads that the graph uses, its optimizer and its objective, on the device."""
     graph = recipe.graph
-    here = {name: network for name, network in recipe.networks.items() if peers.holds(name)}
+    here = [name for name in recipe.networks if peers.holds(name)]
     augmentation = AugmentSettings(**recipe.augment.model_dump())
-    cohort = Cohort(
-        here,
-        num_classes=data.num_classes,
-        in_channels=data.channels,
-        image_size=augmentation.cropped(data.image_size),
-        heads=recipe.heads.kind,
-        exits={name: graph.exits[name] for name in here},
-        seed=recipe.seed,
-        batchnorm_init=recipe.batchnorm_init,
-    )
+    image_size = augmentation.cropped(data.image_size)
+    cohort = cohort_of(recipe, data.num_classes, data.channels, image_size=image_size, only=here)
     for name, file in recipe.start.items():
         if name in here:
             load_weights(cohort.members[name].backbone, Path(file), name)

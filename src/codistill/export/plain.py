@@ -15,6 +15,7 @@ from codistill.data.batches import AugmentSettings
 from codistill.data.images import ImageData
 from codistill.data.load import load
 from codistill.engine.checkpoint import Saved, Store
+from codistill.engine.cohorts import cohort_of
 from codistill.engine.files import RunError, read_json
 from codistill.engine.folder import MAX_BYTES, RunFolder
 from codistill.engine.journal import read_journal
@@ -149,13 +150,7 @@ def _shipped(
     data: ImageData | None,
 ) -> Shipped:
     recipe, name = history.recipe, history.name
-    cohort = Cohort(
-        recipe.networks,
-        num_classes=identity.num_classes,
-        in_channels=identity.in_channels,
-        heads=recipe.heads.kind,
-        exits=recipe.graph.exits,
-    )
+    cohort = cohort_of(recipe, identity.num_classes, identity.in_channels)
     cohort.eval().requires_grad_(False)
     if saved is not None:
         load_strictly(cohort, _below("cohort/", saved.tensors), f"the tensors saved in {history.folder.path}")

@@ -18,6 +18,7 @@ from codistill.data.batches import AugmentSettings
 from codistill.data.images import ImageData
 from codistill.data.load import load
 from codistill.engine.checkpoint import Store
+from codistill.engine.cohorts import cohort_of
 from codistill.engine.evaluate import CALIBRATION_BINS
 from codistill.engine.folder import RunFolder
 from codistill.engine.runtime import Machine, prepared
@@ -171,13 +172,7 @@ def _cohort(recipe: Recipe, folder: Path, data: ImageData) -> Cohort | None:
         return None
     if saved is None or saved.state.get("position") != {"epoch": recipe.length.epochs, "step": 0}:
         return None
-    cohort = Cohort(
-        recipe.networks,
-        num_classes=data.num_classes,
-        in_channels=data.channels,
-        heads=recipe.heads.kind,
-        exits=recipe.graph.exits,
-    )
+    cohort = cohort_of(recipe, data.num_classes, data.channels)
     prefix = "cohort/"
     cohort.load_state_dict(
         {name.removeprefix(prefix): tensor for name, tensor in saved.tensors.items() if name.startswith(prefix)}

@@ -119,17 +119,14 @@ def measured_flops_per_s(recipe: Recipe, seen: Sizes) -> float | None:
 def _step_flops_per_s(recipe: Recipe, seen: Sizes, machine: "Machine") -> float:
     import torch
 
-    from codistill.cohort import Cohort
+    from codistill.engine.cohorts import cohort_of
     from codistill.transfer.objective import Objective
 
     flops, graph = image_flops(recipe, seen), recipe.graph
     batch = recipe.batch_size
     if machine.device.type == "cpu":
         batch = max(2, min(batch, MEASURED_FLOPS // flops))
-    cohort = Cohort(
-        recipe.networks, seen.classes, in_channels=seen.shape[0], heads=recipe.heads.kind, exits=graph.exits
-    )
-    cohort.to(machine.device)
+    cohort = cohort_of(recipe, seen.classes, seen.shape[0]).to(machine.device)
     objective = Objective(graph).to(machine.device)
     images = torch.randn(batch, *seen.shape, device=machine.device)
     labels = torch.randint(seen.classes, (batch,), device=machine.device)

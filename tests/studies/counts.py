@@ -1,0 +1,20 @@
+"""What the studies hold, counted by hand."""
+
+# Rows of each table of the paper, counted there: pairs × methods, placements, kinds, edges, networks × methods.
+ROWS = {
+    "demo": 3,
+    "table1": 7 * 3,
+    "table2": 3 * 3,
+    "table3": 6,
+    "table4": 2 * 3,
+    "table5": 6,
+    "table6": 4 * 3,
+    "table7": 3 * 3,
+    "kd": 4,
+    "efficiency": 7,
+    "curves": 3,
+    "wrn-28-4-twins": 4,
+    "wrn-28-4-edges": 6,
+    "wrn-16-4-noise": 9,
+    "wrn-28-4-mobilenet": 4,
+}
