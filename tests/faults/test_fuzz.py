@@ -111,6 +111,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_mutated_recipes_and_command_lines(desk: Path, counted: Counted) -> None:
+    assert survives("quickstart"), "what is sound is accepted"
     chance, accepted, count = random.Random(11), 0, FUZZED // 2
     file = desk / "recipe.yaml"
     for number in range(count):
