@@ -1,5 +1,6 @@
 """Runs put in order: those that differ in nothing but the seed are one entry, a row of a study where one is known."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -12,7 +13,7 @@ from codistill.report.sources import Found
 from codistill.studies import catalogue
 from codistill.studies.published import MAY_DIFFER
 from codistill.studies.report import NO_DEVIATION, Report, build, is_below
-from codistill.studies.rows import LABELS, group
+from codistill.studies.rows import LABELS, group, title
 from codistill.studies.study import PaperNumbers, Row, Study, key_of, slug
 from codistill.studies.tables import Table
 
@@ -186,10 +187,15 @@ def _own_study(firsts: Sequence[SeenRun]) -> Study:
     pairs = [pair for runs in groups.values() for pair in _pairs([labels[run.place] for run in runs])]
     return Study(
         name="comparison" if len(firsts) > 1 else "run",
-        title="; ".join(dict.fromkeys(group(run.recipe) for run in firsts)),
+        title="; ".join(dict.fromkeys(_cohort(run.recipe) for run in firsts)),
         rows=tuple(Row(_tested_on(run.recipe), labels[run.place], run.recipe, _paper(run.recipe)) for run in firsts),
         contrasts=tuple(dict.fromkeys((later, earlier) for earlier, later in pairs)),
     )
+
+
+def _cohort(recipe: Recipe) -> str:
+    counts = Counter(map(title, recipe.networks.values()))
+    return " and ".join(f"{count} × {name}" if count > 1 else name for name, count in counts.items())
 
 
 def _tested_on(recipe: Recipe) -> str:

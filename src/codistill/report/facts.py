@@ -130,7 +130,12 @@ def repeat_blocks(seen: Overview) -> Iterator[Block]:
     if len(seen.entries) > 1:
         yield Grid(_differences(seen))
     for entry in seen.entries:
-        blocks: tuple[Block, ...] = (Code("Recipe", recipes.dumps(entry.recipe)), Grid(_environment(entry)))
+        typed = "\n".join(_typed(run) for run in entry.runs.values())
+        blocks: tuple[Block, ...] = (
+            Code("Recipe", recipes.dumps(entry.recipe)),
+            Grid(_environment(entry)),
+            *([Code("As it was typed", typed)] if typed else []),
+        )
         yield Fold(f"recipe-{entry.place}", f"Recipe and environment: {entry.name}", blocks)
 
 
@@ -171,16 +176,25 @@ def _differences(seen: Overview) -> Table:
 
 
 def _environment(entry: Entry) -> Table:
-    rows: list[tuple[Cell, ...]] = []
+    """A line for each fact, a column for each machine and version that ran some of the seeds."""
+    seeds_of: dict[tuple[Cell, ...], list[int]] = {}
     for seed, run in entry.runs.items():
-        facts = run.environment
-        commit = facts.get("commit")
-        words = [str(facts[key]) for key in ("codistill", "commit") if facts.get(key)]
-        version = (" ".join(words) or "unknown") + (" with changes" if commit and facts.get("dirty") else "")
-        machine = (_fact(facts.get(key)) for key in ENVIRONMENT)
-        typed = facts.get("command")
-        rows.append((seed, version, *machine, shlex.join(map(str, typed)) if isinstance(typed, list) else None))
-    return Table("Environment", ("seed", "codistill", *ENVIRONMENT, "command"), tuple(rows))
+        facts = (_version(run), *(_fact(run.environment.get(key)) for key in ENVIRONMENT))
+        seeds_of.setdefault(facts, []).append(seed)
+    rows = zip(("codistill", *ENVIRONMENT), *seeds_of, strict=True)
+    of = (f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}" for seeds in seeds_of.values())
+    return Table("Environment", ("fact", *of), tuple(row for row in rows if any(row[1:])))
+
+
+def _version(run: SeenRun) -> str:
+    facts = run.environment
+    words = [str(facts[key]) for key in ("codistill", "commit") if facts.get(key)]
+    return (" ".join(words) or "unknown") + (" with changes" if facts.get("commit") and facts.get("dirty") else "")
+
+
+def _typed(run: SeenRun) -> str:
+    typed = run.environment.get("command")
+    return shlex.join(map(str, typed)) if isinstance(typed, list) else ""
 
 
 def _fact(value: object) -> str | None:
