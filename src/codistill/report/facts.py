@@ -1,7 +1,7 @@
 """What was run, on what, at which cost, and how to run it again."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 
 from codistill import recipes
@@ -17,6 +17,7 @@ from codistill.studies.study import key_of
 from codistill.studies.tables import Cell, Table
 
 TIME_UNITS = {"h": 3600, "min": 60, "s": 1}
+FLOP_UNITS = {"PFLOP": 10**15, "TFLOP": 10**12, "GFLOP": 10**9}
 # Of an environment, in this order; the command line is shown by itself.
 ENVIRONMENT = ("accelerators", "cpu", "cores", "threads", "platform", "python", "torch", "cuda", "cudnn", "numpy")
 
@@ -67,20 +68,21 @@ def cost_blocks(seen: Overview) -> Iterator[Block]:
 
 def counted_cost(seen: Overview) -> Iterator[Block]:
     """Error against operations. They are counted on networks, so this imports torch."""
-    chart = curves.error_against_cost(seen, _petaflop, "cost-flops", Axis("training cost", "PFLOP"))
+    flops = {run.place: count for run in seen.runs if (count := training_flops(run.recipe))}
+    unit, size = _unit(FLOP_UNITS, max(flops.values(), default=0))
+    axis = Axis("training cost", unit)
+    chart = curves.error_against_cost(seen, lambda run: flops.get(run.place, 0) / size, "cost-flops", axis)
     if chart.series:
         yield chart
 
 
-def _petaflop(run: SeenRun) -> float | None:
-    flops = training_flops(run.recipe)
-    return None if flops is None else flops / 1e15
-
-
 def _time_unit(seen: Overview) -> tuple[str, int]:
-    """Such that the longest run is at least one of them."""
-    longest_s = max((run.elapsed_s or 0 for run in seen.runs), default=0)
-    return next((unit, seconds) for unit, seconds in TIME_UNITS.items() if seconds <= longest_s or seconds == 1)
+    return _unit(TIME_UNITS, max((run.elapsed_s or 0 for run in seen.runs), default=0))
+
+
+def _unit(units: Mapping[str, int], most: float) -> tuple[str, int]:
+    """Such that the most is at least one of them, or the smallest."""
+    return next((unit, size) for unit, size in units.items() if size <= most or size == min(units.values()))
 
 
 def cost_table(seen: Overview) -> Table:
