@@ -9,9 +9,10 @@ from codistill.recipes import difference
 from codistill.recipes.schema import Recipe
 from codistill.report import curves
 from codistill.report.blocks import Axis, Block, Code, Fold, Grid, Words
-from codistill.report.entries import Entry, Overview, as_change, differing
+from codistill.report.entries import Entry, Overview, as_change
 from codistill.report.runs import SeenRun
 from codistill.studies.costs import training_flops
+from codistill.studies.report import differing
 from codistill.studies.statistics import summarise
 from codistill.studies.study import key_of
 from codistill.studies.tables import Cell, Table
