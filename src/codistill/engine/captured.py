@@ -19,6 +19,7 @@ from codistill.engine.parts import PARTS, Functions, FunctionsBySize, PlainWay, 
 from codistill.engine.sections import Fork
 from codistill.engine.timetable import Turn
 from codistill.engine.training import Training
+from codistill.networks.kernels import Apart, weights_apart
 from codistill.recipes.schema import Sgd
 
 if TYPE_CHECKING:
@@ -27,10 +28,11 @@ if TYPE_CHECKING:
 WARM_UP_STEPS = 3
 TIMED_REPLAYS = 5
 
-Beside = Literal["heads", "networks", "nothing"]
-"""What runs side by side: networks and their heads, networks, or nothing."""
+Beside = Literal["weights", "heads", "networks", "nothing"]
+"""What runs side by side: networks, their heads and the gradients of their weights; or less and less of that."""
 BESIDE: tuple[Beside, ...] = get_args(Beside)
 WORDS: dict[Beside, str] = {
+    "weights": "networks, heads and weight gradients side by side",
     "heads": "networks and heads side by side",
     "networks": "networks side by side",
     "nothing": "one network after the other",
@@ -48,6 +50,8 @@ class CapturedStep:
         self.lowered = Lowered(training.cohort) if training.machine.precision == "bf16" else None
         self.functions = FunctionsBySize(training, self.lowered.cohort if self.lowered else training.cohort)
         self.recorded: dict[int, Recording] = {}
+        self.memory = torch.cuda.graph_pool_handle()
+        """Of all recordings: nothing of a step outlives it, and they never run at once."""
 
     def __call__(self, draws: Draws, turn: Turn) -> None:
         size = len(draws.indices)
@@ -98,7 +102,7 @@ class CapturedStep:
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, pool=self.memory):
             body()
         way.finish_recording()
         return Recording(graph, inputs, way)
@@ -123,19 +127,25 @@ class SideBySide(PlainWay):
         super().__init__(training, functions)
         self.lowered, self.beside = lowered, beside
         self.cohort = lowered.cohort if lowered else training.cohort
+        self.apart = Apart() if beside == "weights" else None
         self.fused = fused_sgd(lowered, training) if lowered else None
 
     def forward(self, images: Tensor, turn: Turn) -> Mapping[str, Tensor]:
         if self.lowered and not self.fused:
             self.lowered.refresh()
         logits: dict[str, Tensor] = {}
-        with Streams() as streams:
+        with Streams() as streams, weights_apart(self.apart):
             fork: Fork = nullcontext if self.beside == "nothing" else streams.fork
-            fork_head: Fork = streams.fork if self.beside == "heads" else nullcontext
+            fork_head: Fork = streams.fork if self.beside in ("weights", "heads") else nullcontext
             for name, network in self.functions.networks.items():
                 with fork():
                     logits |= {f"{name}/{exit}": x for exit, x in network(images, fork_head).items()}
         return logits
+
+    def backward(self, total: Tensor) -> None:
+        super().backward(total)
+        if self.apart:
+            self.apart.join()
 
     def update(self) -> None:
         if self.fused:

@@ -24,14 +24,9 @@ ALIGNMENT = 16
 
 @triton.jit
 def sgd(
-    table,
-    decays,
-    momentum: tl.constexpr,
-    nesterov: tl.constexpr,
-    aligned: tl.constexpr,
-    chunk: tl.constexpr,
+    table, decays, momentum: tl.constexpr, nesterov: tl.constexpr, aligned: tl.constexpr, chunk: tl.constexpr,
     block: tl.constexpr,
-):
+):  # fmt: skip
     row = table + tl.program_id(0) * 7  # as many as COLUMNS
     weights = tl.load(row).to(tl.pointer_type(tl.float32))
     moments = tl.load(row + 1).to(tl.pointer_type(tl.float32))
@@ -40,24 +35,34 @@ def sgd(
     if aligned:
         weights, moments = tl.multiple_of(weights, 16), tl.multiple_of(moments, 16)
         copies, gradients = tl.multiple_of(copies, 16), tl.multiple_of(gradients, 16)
-    factor = tl.load(tl.load(row + 6).to(tl.pointer_type(tl.float32)))
-    count = tl.where(factor == 0.0, 0, tl.load(row + 4))
+    count = tl.load(row + 4)
     rate = tl.load(tl.load(row + 5).to(tl.pointer_type(tl.float32)))
+    factor = tl.load(tl.load(row + 6).to(tl.pointer_type(tl.float32)))
     decay = tl.load(decays + tl.program_id(0))
-    for start in range(0, chunk, block):
-        at = start + tl.arange(0, block)
-        here = at < count
-        weight = tl.load(weights + at, mask=here, other=0.0)
-        gradient = tl.load(gradients + at, mask=here, other=0.0).to(tl.float32) * factor + decay * weight
-        moment = momentum * tl.load(moments + at, mask=here, other=0.0) + gradient
-        if nesterov:
-            gradient += momentum * moment
-        else:
-            gradient = moment
-        weight -= rate * gradient
-        tl.store(moments + at, moment, mask=here)
-        tl.store(weights + at, weight, mask=here)
-        tl.store(copies + at, weight.to(tl.bfloat16), mask=here)
+    if factor != 0.0:
+        for start in range(0, chunk, block):
+            at = start + tl.arange(0, block)
+            where = weights + at, moments + at, copies + at, gradients + at
+            if count == chunk:  # without a mask, memory is read and written 16 bytes at a time
+                learn(where, None, None, factor, decay, rate, momentum, nesterov)
+            else:
+                learn(where, at < count, 0.0, factor, decay, rate, momentum, nesterov)
+
+
+@triton.jit
+def learn(where, here, other, factor, decay, rate, momentum: tl.constexpr, nesterov: tl.constexpr):
+    weights, moments, copies, gradients = where
+    weight = tl.load(weights, mask=here, other=other)
+    gradient = tl.load(gradients, mask=here, other=other).to(tl.float32) * factor + decay * weight
+    moment = momentum * tl.load(moments, mask=here, other=other) + gradient
+    if nesterov:
+        gradient += momentum * moment
+    else:
+        gradient = moment
+    weight -= rate * gradient
+    tl.store(moments, moment, mask=here)
+    tl.store(weights, weight, mask=here)
+    tl.store(copies, weight.to(tl.bfloat16), mask=here)
 
 
 class FusedSgd:

@@ -70,6 +70,9 @@ class Way(Protocol):
     def forward(self, images: Tensor, turn: Turn) -> Mapping[str, Tensor]:
         """Every network's logits by classifier name."""
 
+    def backward(self, total: Tensor) -> None:
+        """Gradients of every parameter."""
+
     def update(self) -> None:
         """From gradients to new weights; the gradients are gone afterwards."""
 
@@ -86,7 +89,7 @@ def parts(training: Training, way: Way, draws: Draws, turn: Turn) -> Iterator[st
     logits = training.peers.exchange(logits, training.classifiers)
     total = way.functions.judge(logits, labels)
     yield "objective"
-    (total * turn.share_of_update).backward()  # type: ignore[no-untyped-call]
+    way.backward(total * turn.share_of_update)
     yield "backward"
     if turn.updates:
         training.health.weigh(gradients(way.cohort))
@@ -118,6 +121,9 @@ class PlainWay:
             torch.manual_seed(derive(turn.seed, name))
             logits |= {f"{name}/{exit}": tensor for exit, tensor in network(images, nullcontext).items()}
         return logits
+
+    def backward(self, total: Tensor) -> None:
+        total.backward()  # type: ignore[no-untyped-call]
 
     def update(self) -> None:
         for optimizer in self.training.optimizers.values():

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from codistill.networks import kernels
+
 TENSOR_CORE_CHANNELS = 8
 """Half-precision convolutions of NVIDIA's library take channels in multiples of this."""
 
@@ -17,10 +19,17 @@ class Conv2d(nn.Conv2d):
     def reset_parameters(self) -> None:
         nn.init.kaiming_normal_(self.weight, mode="fan_out", nonlinearity="relu")
 
+    @property
+    def fits(self) -> bool:
+        """Whether it has as many channels as tensor cores take."""
+        return (
+            self.groups > 1 or self.in_channels % TENSOR_CORE_CHANNELS == self.out_channels % TENSOR_CORE_CHANNELS == 0
+        )
+
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        fits = self.in_channels % TENSOR_CORE_CHANNELS == self.out_channels % TENSOR_CORE_CHANNELS == 0
-        if fits or self.groups > 1 or not (self.weight.is_cuda and self.weight.dtype is torch.bfloat16):
-            return super().forward(x_BCHW)
+        if self.fits or not (self.weight.is_cuda and self.weight.dtype is torch.bfloat16):
+            apart = kernels.convolution(x_BCHW, self)
+            return super().forward(x_BCHW) if apart is None else apart
         return padded_convolution(x_BCHW, self.weight, self.stride, self.padding)
 
 
@@ -51,10 +60,47 @@ class BatchNorm2d(nn.BatchNorm2d):
         return F.batch_norm(x_BCHW, *statistics, self.weight, self.bias, self.training, self.momentum or 0.0, self.eps)
 
 
-def norm_relu(channels: int) -> nn.Sequential:
-    return nn.Sequential(BatchNorm2d(channels), nn.ReLU(inplace=True))
+class Normalised(nn.Sequential):
+    """activation(norm(x) + shortcut), where there is a shortcut, or an activation: on a GPU as one."""
+
+    def __init__(self, channels: int, activation: nn.ReLU | nn.ReLU6 | None = None) -> None:
+        super().__init__(BatchNorm2d(channels), *([activation] if activation else []))
+        self.bounds: kernels.Bounds = BOUNDS[type(activation)]
+
+    def forward(self, x_BCHW: Tensor, shortcut_BCHW: Tensor | None = None) -> Tensor:
+        return self.with_input(x_BCHW, shortcut_BCHW)[0]
+
+    def with_input(self, x_BCHW: Tensor, shortcut_BCHW: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Also x, for who uses it again: this one's gradient is added at no cost."""
+        norm, *activation = self
+        assert isinstance(norm, BatchNorm2d)
+        if kernels.fit(x_BCHW, norm):
+            return kernels.norm_activate(x_BCHW, norm, self.bounds, shortcut_BCHW)
+        out = norm(x_BCHW)
+        if shortcut_BCHW is not None:
+            out = out + shortcut_BCHW
+        for layer in activation:
+            out = layer(out)
+        return out, x_BCHW
+
+
+BOUNDS: dict[type, kernels.Bounds] = {type(None): (None, None), nn.ReLU: (0.0, None), nn.ReLU6: (0.0, 6.0)}
+
+
+def norm_relu(channels: int) -> Normalised:
+    return Normalised(channels, nn.ReLU(inplace=True))
 
 
 def conv_norm_relu(in_channels: int, out_channels: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
-    conv = Conv2d(in_channels, out_channels, kernel, stride, groups)
-    return nn.Sequential(conv, BatchNorm2d(out_channels), nn.ReLU(inplace=True))
+    return nn.Sequential(Conv2d(in_channels, out_channels, kernel, stride, groups), norm_relu(out_channels))
+
+
+def brings_kernels(module: nn.Module) -> bool:
+    """Whether it is made of these layers and needs no padding on a GPU: then a compiler has nothing to add."""
+    convs = [part for part in module.modules() if isinstance(part, nn.Conv2d)]
+    norms = [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+    return (
+        bool(norms)
+        and all(type(norm) is BatchNorm2d for norm in norms)
+        and all(isinstance(conv, Conv2d) and (conv.fits or conv.in_channels < TENSOR_CORE_CHANNELS) for conv in convs)
+    )

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from codistill.networks.layers import BatchNorm2d, Conv2d, conv_norm_relu
+from codistill.networks.layers import Conv2d, Normalised, conv_norm_relu
 from codistill.networks.tables import Row, TabulatedArchitecture
 
 
@@ -46,18 +46,18 @@ class InvertedResidual(nn.Module):
             *([conv_norm_relu6(in_channels, hidden, 1)] if expansion > 1 else []),
             conv_norm_relu6(hidden, hidden, 3, stride, groups=hidden),
             Conv2d(hidden, out_channels, 1),
-            BatchNorm2d(out_channels),
         )
+        self.norm = Normalised(out_channels)
         self.adds_input = stride == 1 and in_channels == out_channels
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        filtered: Tensor = self.branch(x_BCHW)
-        return x_BCHW + filtered if self.adds_input else filtered
+        out: Tensor = self.norm(self.branch(x_BCHW), x_BCHW if self.adds_input else None)
+        return out
 
 
 def conv_norm_relu6(in_channels: int, out_channels: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Module:
     conv = Conv2d(in_channels, out_channels, kernel, stride, groups)
-    return nn.Sequential(conv, BatchNorm2d(out_channels), nn.ReLU6(inplace=True))
+    return nn.Sequential(conv, Normalised(out_channels, nn.ReLU6(inplace=True)))
 
 
 @dataclass(frozen=True)

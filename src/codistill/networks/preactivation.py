@@ -19,8 +19,9 @@ class PreActivationBlock(nn.Module):
         self.projection = Conv2d(in_channels, out_channels, 1, stride) if changes else None
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        activated = self.activation(x_BCHW)
-        shortcut = x_BCHW if self.projection is None else self.projection(activated)
+        activated, shortcut = self.activation.with_input(x_BCHW)
+        if self.projection is not None:
+            shortcut = self.projection(activated)
         residual: Tensor = self.branch(activated) + shortcut
         return residual
 

@@ -6,20 +6,22 @@ from typing import ClassVar
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from codistill.networks.layers import BatchNorm2d, Conv2d, conv_norm_relu
+from codistill.networks.layers import Conv2d, Normalised, conv_norm_relu, norm_relu
 from codistill.networks.tables import Row, TabulatedArchitecture, blocks_per_stage, half
 
 
 class ResidualBlock(nn.Module):
-    """relu(branch(x) + shortcut(x))"""
+    """relu(norm(branch(x)) + shortcut(x))"""
 
-    def __init__(self, branch: nn.Module, shortcut: nn.Module) -> None:
+    def __init__(self, branch: nn.Module, out_channels: int, shortcut: nn.Module) -> None:
         super().__init__()
         self.branch = branch
+        self.activation = norm_relu(out_channels)
         self.shortcut = shortcut
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        return F.relu(self.branch(x_BCHW) + self.shortcut(x_BCHW), inplace=True)
+        out: Tensor = self.activation(self.branch(x_BCHW), self.shortcut(x_BCHW))
+        return out
 
 
 class ZeroPaddedShortcut(nn.Module):
@@ -43,15 +45,11 @@ def padded_shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Modu
 def projected_shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Module:
     if in_channels == out_channels and stride == 1:
         return nn.Identity()
-    return nn.Sequential(Conv2d(in_channels, out_channels, 1, stride), BatchNorm2d(out_channels))
+    return nn.Sequential(Conv2d(in_channels, out_channels, 1, stride), Normalised(out_channels))
 
 
 def basic_branch(in_channels: int, out_channels: int, stride: int) -> nn.Module:
-    return nn.Sequential(
-        conv_norm_relu(in_channels, out_channels, 3, stride),
-        Conv2d(out_channels, out_channels, 3),
-        BatchNorm2d(out_channels),
-    )
+    return nn.Sequential(conv_norm_relu(in_channels, out_channels, 3, stride), Conv2d(out_channels, out_channels, 3))
 
 
 def bottleneck_branch(in_channels: int, out_channels: int, stride: int) -> nn.Module:
@@ -61,7 +59,6 @@ def bottleneck_branch(in_channels: int, out_channels: int, stride: int) -> nn.Mo
         conv_norm_relu(in_channels, middle, 1),
         conv_norm_relu(middle, middle, 3, stride),
         Conv2d(middle, out_channels, 1),
-        BatchNorm2d(out_channels),
     )
 
 
@@ -87,7 +84,7 @@ class CifarResNet(TabulatedArchitecture):
 
     def block(self, in_channels: int, row: Row, stride: int) -> nn.Module:
         shape = in_channels, row.channels, stride
-        return ResidualBlock(basic_branch(*shape), padded_shortcut(*shape))
+        return ResidualBlock(basic_branch(*shape), row.channels, padded_shortcut(*shape))
 
     @property
     def _n(self) -> int:
@@ -126,4 +123,4 @@ class ImageNetResNet(TabulatedArchitecture):
     def block(self, in_channels: int, row: Row, stride: int) -> nn.Module:
         shape = in_channels, row.channels, stride
         branch = basic_branch(*shape) if self.depth == 18 else bottleneck_branch(*shape)
-        return ResidualBlock(branch, projected_shortcut(*shape))
+        return ResidualBlock(branch, row.channels, projected_shortcut(*shape))

@@ -1,0 +1,149 @@
+"""Where a network's layers run kernels of our own, and where the gradients of its weights are computed.
+
+Both are the engine's choice, which it makes around a forward pass; without one, layers are torch's.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+Bounds = tuple[float | None, float | None]
+"""Between what an activation keeps its values: ReLU above 0, ReLU6 also below 6."""
+
+LAG = 4
+"""How many weight gradients may wait to be computed; each holds two feature maps."""
+
+_own_kernels: ContextVar[bool] = ContextVar("own_kernels", default=False)
+_apart: ContextVar["Apart | None"] = ContextVar("apart", default=None)
+
+
+@contextmanager
+def own_kernels() -> Iterator[None]:
+    """Inside, layers run kernels of our own where they fit."""
+    token = _own_kernels.set(True)
+    try:
+        yield
+    finally:
+        _own_kernels.reset(token)
+
+
+def fit(x_BCHW: Tensor, norm: nn.BatchNorm2d) -> bool:
+    """Whether our kernels are wanted, and are for such feature maps."""
+    return (
+        not torch.compiler.is_compiling()
+        and _own_kernels.get()
+        and norm.training
+        and x_BCHW.is_cuda
+        and x_BCHW.dtype in (torch.bfloat16, torch.float32)
+        and x_BCHW.is_contiguous(memory_format=torch.channels_last)
+        and x_BCHW.shape[1] < x_BCHW.numel() < 2**31
+    )
+
+
+def norm_activate(
+    x_BCHW: Tensor, norm: nn.BatchNorm2d, bounds: Bounds, shortcut_BCHW: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """clamp(norm(x) + shortcut), and x itself: who uses it again has both gradients added in the same kernel."""
+    from codistill.networks.norm_kernels import NormActivate
+
+    statistics = norm.running_mean, norm.running_var
+    settings = norm.momentum or 0.0, norm.eps, bounds
+    out: tuple[Tensor, Tensor] = NormActivate.apply(  # type: ignore[no-untyped-call]
+        x_BCHW, shortcut_BCHW, norm.weight, norm.bias, *statistics, *settings
+    )
+    return out
+
+
+@contextmanager
+def weights_apart(apart: "Apart | None") -> Iterator[None]:
+    """Inside, convolutions leave the gradients of their weights to it."""
+    token = _apart.set(apart)
+    try:
+        yield
+    finally:
+        _apart.reset(token)
+
+
+def convolution(x_BCHW: Tensor, conv: nn.Conv2d) -> Tensor | None:
+    """The convolution whose weight gradient is computed apart, where that is wanted."""
+    apart = None if torch.compiler.is_compiling() else _apart.get()
+    if apart is None or not conv.weight.requires_grad or x_BCHW.dtype is not conv.weight.dtype:
+        return None
+    shape = conv.stride, conv.padding, conv.groups
+    out: Tensor = Convolution.apply(x_BCHW, conv.weight, *shape, apart)  # type: ignore[no-untyped-call]
+    return out
+
+
+class Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        stride: tuple[int, ...],
+        padding: tuple[int, ...],
+        groups: int,
+        apart: "Apart",
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.rest = list(stride), list(padding), [1, 1], False, [0, 0], groups
+        ctx.apart = apart
+        return F.conv2d(x, weight, None, stride, padding, 1, groups)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+
+        def gradients(*wanted: bool) -> tuple[Tensor, ...]:
+            found: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
+                gradient, x, weight, None, *ctx.rest, wanted
+            )
+            return found
+
+        with ctx.apart.after(x, gradient):
+            found = gradients(False, True, False)[1]
+            # Not returned: autograd might copy it before it is computed.
+            weight.grad = found if weight.grad is None else weight.grad + found
+        inwards = gradients(True, False, False)[0] if ctx.needs_input_grad[0] else None
+        return inwards, None, None, None, None, None
+
+
+class Apart:
+    """Gradients of weights on streams of their own: nothing waits for them but the update."""
+
+    def __init__(self) -> None:
+        self.lanes: dict[int, Lane] = {}
+
+    @contextmanager
+    def after(self, *used: Tensor) -> Iterator[None]:
+        """What runs inside comes after what was said before, and what follows does not wait for it."""
+        here = torch.cuda.current_stream()
+        lane = self.lanes.setdefault(here.cuda_stream, Lane())
+        lane.stream.wait_stream(here)
+        with torch.cuda.stream(lane.stream):
+            yield
+        # The memory of what was used must not be taken for something else before it was read.
+        lane.waiting.append((lane.stream.record_event(), used))
+        if len(lane.waiting) > LAG:
+            done, _ = lane.waiting.popleft()
+            here.wait_event(done)
+
+    def join(self) -> None:
+        for lane in self.lanes.values():
+            torch.cuda.current_stream().wait_stream(lane.stream)
+        self.lanes.clear()
+
+
+@dataclass
+class Lane:
+    stream: torch.cuda.Stream = field(default_factory=torch.cuda.Stream)
+    waiting: deque[tuple[torch.cuda.Event, tuple[Tensor, ...]]] = field(default_factory=deque)

@@ -1,0 +1,113 @@
+"""Our kernels compute what torch computes, in float64: values, gradients, running statistics."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from codistill.networks.kernels import Apart, own_kernels, weights_apart
+from codistill.networks.layers import Conv2d, Normalised
+from codistill.networks.preactivation import PreActivationBlock
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+"""Of the difference's length, relative: what is stored in bfloat16 is rounded to 8 bits, and an activation's gradient
+jumps, so where the two stand on different sides of its corner it is all or nothing."""
+
+
+def images(*shape: int, dtype: torch.dtype, seed: int, means: float = 0.0) -> Tensor:
+    """``means`` is how far those of the channels are apart, beside deviations of 1."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(shape, generator=generator) + means * torch.randn(1, shape[1], 1, 1, generator=generator)
+    return x.to("cuda", dtype, memory_format=torch.channels_last)
+
+
+def a_layer(channels: int, activation: nn.ReLU | nn.ReLU6 | None) -> Normalised:
+    torch.manual_seed(1)
+    layer = Normalised(channels, activation).cuda()
+    with torch.no_grad():
+        layer[0].weight.normal_(1.0)
+        layer[0].bias.normal_()
+    return layer
+
+
+def results(layer: Normalised, x: Tensor, shortcut: Tensor | None, towards: Tensor) -> list[Tensor]:
+    """Of a use of the layer where its input is used again."""
+    x, shortcut = x.clone().requires_grad_(), None if shortcut is None else shortcut.clone().requires_grad_()
+    out, again = layer.with_input(x, shortcut)
+    torch.autograd.backward([out, again], [towards, towards])
+    norm = layer[0]
+    found = [out.detach(), x.grad, norm.weight.grad, norm.bias.grad, norm.running_mean, norm.running_var]
+    return found if shortcut is None else [*found, shortcut.grad]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("activation", "has_shortcut"),
+    [(nn.ReLU(), False), (nn.ReLU(), True), (None, False), (None, True), (nn.ReLU6(), False)],
+)
+@pytest.mark.parametrize(
+    "shape", [(64, 16, 32, 32), (128, 160, 32, 32), (5, 24, 7, 7), (16, 1280, 8, 8), (2, 12, 1, 1)]
+)
+def test_values_gradients_and_statistics(
+    shape: tuple[int, ...], has_shortcut: bool, activation: nn.ReLU | nn.ReLU6 | None, dtype: torch.dtype
+) -> None:
+    x, towards = images(*shape, dtype=dtype, seed=2, means=5.0), images(*shape, dtype=dtype, seed=3)
+    shortcut = images(*shape, dtype=dtype, seed=4) if has_shortcut else None
+    ours, theirs = a_layer(shape[1], activation), a_layer(shape[1], activation).double()
+    with own_kernels():
+        found = results(ours, x, shortcut, towards)
+    expected = results(theirs, x.double(), None if shortcut is None else shortcut.double(), towards.double())
+    for value, truth in zip(found, expected, strict=True):
+        assert torch.dist(value.double(), truth) <= TOLERANCE[dtype] * truth.norm()
+
+
+def test_the_same_bits_every_time() -> None:
+    x, towards = (
+        images(128, 160, 32, 32, dtype=torch.bfloat16, seed=2),
+        images(128, 160, 32, 32, dtype=torch.bfloat16, seed=3),
+    )
+    with own_kernels():
+        first, *others = (results(a_layer(160, nn.ReLU()), x, None, towards) for _ in range(20))
+    assert len(others) == 19
+    for other in others:
+        assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_finite_stays_so(bad: float) -> None:
+    x = images(4, 16, 8, 8, dtype=torch.bfloat16, seed=2)
+    x[1, 3, 2, 2] = bad
+    with own_kernels():
+        out = a_layer(16, nn.ReLU())(x)
+    assert out[:, 3].isnan().any()
+    assert out[:, :3].isfinite().all()
+    assert out[:, 4:].isfinite().all()
+
+
+def test_weight_gradients_computed_apart_are_the_same() -> None:
+    torch.manual_seed(0)
+    branch = nn.Sequential(Conv2d(16, 32, 3, 2), Normalised(32, nn.ReLU()), Conv2d(32, 32, 3))
+    block = PreActivationBlock(branch, 16, 32, 2).to("cuda", memory_format=torch.channels_last)
+    blocks = nn.Sequential(*(copy.deepcopy(block) for _ in range(1)), *[
+        PreActivationBlock(nn.Sequential(Conv2d(32, 32, 3), Normalised(32, nn.ReLU()), Conv2d(32, 32, 3)), 32, 32, 1)
+        for _ in range(12)
+    ]).to("cuda", memory_format=torch.channels_last)  # fmt: skip
+    x = images(32, 16, 16, 16, dtype=torch.float32, seed=5)
+    gradients = []
+    for apart in (None, Apart()):
+        blocks.zero_grad()
+        with own_kernels(), weights_apart(apart):
+            out = blocks(x)
+        out.square().mean().backward()
+        if apart:
+            apart.join()
+        gradients.append([parameter.grad.clone() for parameter in blocks.parameters()])
+    assert len(gradients[0]) == 13 * 6 + 1
+    for together, separate in zip(*gradients, strict=True):
+        torch.testing.assert_close(separate, together, rtol=1e-4, atol=1e-6 * together.abs().max().item())
