@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from importlib.util import find_spec
 from typing import Any
 
 from torch import Tensor, nn
@@ -79,7 +80,7 @@ def compiled(function: Any) -> Any:
     ResNet-110 starts in 39 seconds that way instead of 131. Pre-activation networks lose a fusion between blocks, so
     where little is repeated the whole is better.
     """
-    if isinstance(function, nn.Sequential) and brings_kernels(function) and next(function.parameters()).is_cuda:
+    if isinstance(function, nn.Sequential) and runs_own_kernels(function):
         return with_own_kernels(function)
     blocks = list(_blocks(function))
     if len(blocks) - len({repr(block) for block in blocks}) < REPEATS:
@@ -92,6 +93,10 @@ def compiled(function: Any) -> Any:
         return x
 
     return chain
+
+
+def runs_own_kernels(section: nn.Sequential) -> bool:
+    return brings_kernels(section) and next(section.parameters()).is_cuda and find_spec("triton") is not None
 
 
 def with_own_kernels(section: nn.Module) -> Section:

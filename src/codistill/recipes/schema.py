@@ -189,7 +189,7 @@ class Runtime(Settings):
 
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     precision: Literal["fp32", "tf32", "bf16"] = Field("fp32", description="tf32: convolutions only, on CUDA")
-    compile: bool = False
+    compile: bool = Field(False, description="on CUDA our networks' own kernels, torch.compile for everything else")
     capture: bool = Field(True, description="on CUDA, record the step as one graph and replay it")
     deterministic: bool = False
     activation_checkpointing: bool = False

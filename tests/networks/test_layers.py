@@ -1,0 +1,57 @@
+"""The layers that all families share: what they compute, and which networks need no compiler on a GPU."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import zoo
+from codistill import Cohort
+from codistill.engine.sections import runs_own_kernels
+from codistill.networks.kernels import fit, own_kernels
+from codistill.networks.layers import Normalised, brings_kernels
+
+ACTIVATIONS = {"none": None, "relu": nn.ReLU(inplace=True), "relu6": nn.ReLU6(inplace=True)}
+BY_HAND = {"none": lambda x: x, "relu": lambda x: x.clamp(min=0), "relu6": lambda x: x.clamp(0, 6)}
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("has_shortcut", [False, True])
+def test_normalised_is_norm_then_shortcut_then_activation(activation: str, has_shortcut: bool) -> None:
+    torch.manual_seed(0)
+    layer = Normalised(4, ACTIVATIONS[activation]).double()
+    x, shortcut = 9 * torch.randn(2, 8, 4, 5, 5, dtype=torch.float64)
+    mean, variance = x.mean((0, 2, 3), keepdim=True), x.var((0, 2, 3), keepdim=True, unbiased=False)
+    expected = (x - mean) / (variance + 1e-5).sqrt() + (shortcut if has_shortcut else 0)
+    out, again = layer.with_input(x.clone(), shortcut if has_shortcut else None)
+    torch.testing.assert_close(out, BY_HAND[activation](expected))
+    assert torch.equal(again, x)
+
+
+@pytest.mark.parametrize(
+    ("network", "expected"),
+    [
+        ("wrn-28-10", True), ("wrn-28-4", True), ("resnet-110", True), ("resnet-164", True), ("mobilenet", True),
+        ("mobilenetv2", True), ("resnet-50", True), ("densenet-40-12", False),
+    ],
+)  # fmt: skip
+def test_which_networks_need_no_compiler(network: str, expected: bool) -> None:
+    """DenseNet-40-12's 28 channels need padding, which a compiler fuses."""
+    with torch.device("meta"):
+        cohort = Cohort({"a": network}, num_classes=10)
+    assert brings_kernels(cohort.members["a"]) is expected
+
+
+def test_others_layers_are_left_to_a_compiler() -> None:
+    assert not brings_kernels(zoo.timm.create_model("resnet18"))
+    assert not brings_kernels(nn.Linear(3, 4))
+
+
+def test_on_a_cpu_nothing_runs_our_kernels() -> None:
+    layer, x = Normalised(16, nn.ReLU()), torch.randn(2, 16, 4, 4).to(memory_format=torch.channels_last)
+    assert brings_kernels(layer)
+    assert not runs_own_kernels(nn.Sequential(layer))
+    with own_kernels():
+        assert not fit(x, layer[0])
+        expected = F.relu(F.batch_norm(x, None, None, training=True))
+        torch.testing.assert_close(layer(x), expected)
