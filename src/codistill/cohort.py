@@ -18,6 +18,7 @@ from codistill.networks.build import architecture
 from codistill.networks.foreign.architecture import OwnArchitecture
 from codistill.networks.heads import HEAD_KINDS
 from codistill.networks.names import RESERVED, outline
+from codistill.networks.undrawn import Undrawn
 from codistill.randomness import derive
 from codistill.transfer.graph import Outline
 from codistill.wording import unknown
@@ -120,8 +121,11 @@ def _draws_from(seed: int) -> Iterator[None]:
 
     So they are drawn on the CPU, from a fork of its random numbers: the caller's own go on as if nothing happened.
     """
-    device = "meta" if torch.get_default_device().type == "meta" else "cpu"
-    with torch.random.fork_rng(devices=[]), torch.device(device):
+    if torch.get_default_device().type == "meta":
+        with Undrawn():
+            yield
+        return
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed every GPU too
         yield
 

@@ -58,6 +58,7 @@ def test_without_arguments_it_prints_help_and_all_commands(codistill: Codistill)
     for command in COMMANDS:
         assert f"\n  {command} " in result.stdout
     assert result.stdout == codistill("--help").stdout
+    assert "..." not in result.stdout.partition("Commands:")[2]  # each command's line is there to its end
 
 
 def test_version(codistill: Codistill) -> None:

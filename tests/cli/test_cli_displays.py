@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from codistill.cli.displays import Lines, LiveTable, best_errors
-from codistill.cli.output import duration, number
+from codistill.cli.output import console, duration, number
 from codistill.engine.evaluate import Metrics
 from codistill.engine.files import to_json
 from codistill.engine.timetable import Position, Timetable
@@ -114,3 +114,14 @@ def test_best_errors_are_the_lowest_of_each_classifier(tmp_path: Path) -> None:
 def test_numbers_and_durations() -> None:
     assert [number(None, 2), number(1.005, 1), number(12.3456, 4)] == ["–", "1.0", "12.3456"]
     assert [duration(0.4), duration(61), duration(90_061)] == ["0:00:00", "0:01:01", "1 day, 1:01:01"]
+
+
+@pytest.mark.parametrize(("no_color", "codes"), [("", True), ("1", False)])
+def test_no_color_means_no_colours(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], no_color: str, codes: bool
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("NO_COLOR", no_color)
+    console().print("red", style="red")
+    assert ("\x1b[31m" in capsys.readouterr().out) is codes

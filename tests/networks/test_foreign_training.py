@@ -74,8 +74,8 @@ def test_a_file_that_does_not_fit_is_refused(run: Path, tmp_path: Path) -> None:
     file = tmp_path / "imagenet.safetensors"
     save_file(zoo.timm.create_model("resnet10t", num_classes=1000, in_chans=1).state_dict(), file)
     for path, said in (
-        (file, r"does not fit; 2 tensors differ, first 'fc\.(weight|bias)'"),
-        (run / "weights" / "b.safetensors", r"does not fit; \d+ tensors differ, first"),
+        (file, r"do not fit the network: 2 tensors differ, the first is 'fc\.(weight|bias)'"),
+        (run / "weights" / "b.safetensors", r"do not fit the network: \d+ tensors differ, the first is"),
     ):
         described = recipe(start={"a": str(path)})
         with pytest.raises(ValueError, match=f"network 'a': .*{said}"):

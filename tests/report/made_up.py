@@ -54,6 +54,7 @@ def record(recipe: Recipe, epoch: int) -> dict[str, Any]:
     for name in names:
         error = made_up_error(recipe, name, epoch)
         test[name] = {"top1_error": error, "top5_error": error / 4, "nll": error / 25, "ece": error / 10}
+    validation = {name: {"top1_error": test[name]["top1_error"] + 1} for name in finals}
     return {
         "epoch": epoch,
         "terms": {
@@ -61,6 +62,7 @@ def record(recipe: Recipe, epoch: int) -> dict[str, Any]:
         },
         "train_error": {name: made_up_error(recipe, name, epoch) - 5 for name in finals},
         "test": test,
+        **({"validation": validation} if recipe.data.validation else {}),
     }
 
 

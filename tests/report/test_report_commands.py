@@ -45,10 +45,11 @@ def test_report_of_published_results(tmp_path: Path) -> None:
 
 def test_a_run_that_is_left_out_is_warned_of(tmp_path: Path) -> None:
     made_up_run(tmp_path / "good", quick())
-    (made_up_run(tmp_path / "bad", quick(seed=2)) / "recipe.yaml").write_text("?")
-    done = call("report", tmp_path, "-o", tmp_path / "page.html")
+    (made_up_run(tmp_path / "bad", quick(seed=2), epochs=3) / "recipe.yaml").write_text("?")
+    done = call("report", tmp_path, "-o", tmp_path / "new" / "page.html")
     assert done.exit_code == 0
     assert done.stderr.startswith("warning: bad is left out: ")
+    assert "page.html: 1 run, " in done.stdout  # in a folder that was not there
 
 
 @pytest.mark.parametrize(

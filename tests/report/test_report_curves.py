@@ -28,6 +28,16 @@ def test_lines_are_means_and_bands_the_range(study: Path) -> None:
         assert series.n == (3,) * 12
 
 
+def test_a_validation_split_has_a_chart_of_its_own(study: Path, tmp_path: Path) -> None:
+    recipe = quick(data={**quick().data.model_dump(), "validation": 0.1})
+    chart = next(one for one in live(look(made_up_run(tmp_path / "run", recipe))).charts if one.id == "validation")
+    assert [series.name for series in chart.series] == ["a (wrn-10-1)", "b (wrn-10-1)"]
+    for series, network in zip(chart.series, "ab", strict=True):
+        exact = [made_up_error(recipe, f"{network}/final", epoch) + 1 for epoch in range(1, 13)]
+        np.testing.assert_allclose(series.y, exact)
+    assert "validation" not in [one.id for one in live(look(study)).charts]
+
+
 def test_seeds_that_are_not_so_far_yet_are_not_counted(tmp_path: Path) -> None:
     made_up_run(tmp_path / "one", quick(seed=1), epochs=4)
     made_up_run(tmp_path / "two", quick(seed=2), epochs=2)

@@ -127,3 +127,9 @@ def test_every_study_of_the_catalogue_is_recognised_from_its_rows() -> None:
         found = known_study(recipes_of)
         assert found is not None, name
         assert [row.resolved() for row in found.rows] == recipes_of
+
+
+def test_networks_of_other_libraries_are_named_as_they_are(tmp_path: Path) -> None:
+    recipe = quick(networks={"a": "timm:resnet18", "b": "timm:resnet18", "c": "wrn-10-1"}, method="dml")
+    seen = look(made_up_run(tmp_path / "run", recipe, epochs=2))
+    assert seen.study.title == "2 × timm:resnet18 and WRN-10-1"

@@ -11,8 +11,9 @@ from made_up import SEEDS, look, made_up_run, quick
 from markupsafe import escape
 
 from codistill import recipes
-from codistill.report import page
-from codistill.report.blocks import Fold
+from codistill.report import facts, page
+from codistill.report.blocks import Axis, Chart, Fold, Grid, Words, laid_out
+from codistill.studies.tables import Table
 
 EVIL = "<script>alert(1)</script>"
 STATIC = Path(page.__file__).parent / "static"
@@ -165,3 +166,41 @@ def test_colours_are_told_apart_by_all_eyes_and_seen_on_the_ground(theme: int) -
     assert min(contrast(colour, found["card"][theme]) for colour in series) >= 3
     for ground in ("card", "ground"):
         assert min(contrast(found[name][theme], found[ground][theme]) for name in ("ink", "quiet", "accent")) >= 4.5
+
+
+def grid(*cells: str) -> Grid:
+    return Grid(Table("table", ("row",), tuple((cell,) for cell in cells)))
+
+
+def test_what_has_nothing_beside_it_takes_the_whole_row() -> None:
+    narrow, wide = grid("short"), grid("a name of " + "very " * 20 + "many letters")
+    assert (narrow.is_wide, wide.is_wide) == (False, True)
+    for given, expected in (
+        ((), []),
+        ((narrow,), [True]),
+        ((narrow, narrow), [False, False]),
+        ((narrow, narrow, narrow), [False, False, True]),
+        ((narrow, wide, narrow, narrow), [True, True, False, False]),
+        ((wide, narrow, Words("and so on")), [True, True, True]),
+    ):
+        assert [whole for _, whole in laid_out(given)] == expected
+
+
+def test_axes_of_long_names_get_room() -> None:
+    names = ("fashion at 14×14, 2000 images, DCM", "fashion at 14×14, 2000 images, DML", "cifar100, DCM")
+    charts = [Chart("id", "t", Axis("row", labels=labels), Axis("y"), ()) for labels in (names, names[:2], ("a",) * 7)]
+    assert [chart.is_wide for chart in charts] == [True, False, True]
+
+
+def test_one_column_for_all_seeds_of_one_environment(study: Path, tmp_path: Path) -> None:
+    entry = look(study).entries[0]
+    fold = next(block for block in facts.repeat_blocks(look(study)) if isinstance(block, Fold))
+    table = next(block.table for block in fold.blocks if isinstance(block, Grid))
+    assert table.columns == ("fact", f"seeds {', '.join(map(str, entry.runs))}")
+    assert table.rows == (("codistill", "0.1.0 0123456789abcdef"), ("cpu", "a CPU"), ("torch", "2.13.0"))
+    made_up_run(tmp_path / "one", quick(seed=1))
+    (made_up_run(tmp_path / "two", quick(seed=2), epochs=2) / "environment.json").write_text('{"cpu": "another"}')
+    fold = next(block for block in facts.repeat_blocks(look(tmp_path)) if isinstance(block, Fold))
+    table = next(block.table for block in fold.blocks if isinstance(block, Grid))
+    assert table.columns == ("fact", "seed 1", "seed 2")
+    assert table.rows[1] == ("cpu", "a CPU", "another")

@@ -95,11 +95,13 @@ def test_a_path_stands_for_its_runs(study: Path) -> None:
 
 
 def test_one_bad_run_does_not_hide_the_others(tmp_path: Path) -> None:
+    """Without a result, the recipe is what a journal cannot be read without."""
+    for seed, epochs in ((1, 5), (2, None), (3, None)):
+        made_up_run(tmp_path / f"run-{seed}", quick(seed=seed), epochs)
     for seed in (1, 2):
-        made_up_run(tmp_path / f"run-{seed}", quick(seed=seed))
-    (tmp_path / "run-1" / "recipe.yaml").write_text("networks: 7\n")
+        (tmp_path / f"run-{seed}" / "recipe.yaml").write_text("networks: 7\n")
     seen = look(tmp_path)
-    assert [run.recipe.seed for run in seen.runs] == [2]
+    assert [run.recipe.seed for run in seen.runs] == [2, 3]
     assert seen.left_out[0].startswith("run-1 is left out: ")
 
 

@@ -11,9 +11,9 @@ from codistill.engine.files import to_json
 from codistill.report import terminal
 
 
-def text_of(folder: Path) -> str:
+def text_of(folder: Path, width: int = 140) -> str:
     file = io.StringIO()
-    Console(file=file, width=140).print(terminal.table(look(folder)))
+    Console(file=file, width=width).print(terminal.table(look(folder), width))
     return file.getvalue()
 
 
@@ -26,6 +26,27 @@ def test_a_line_for_each_network_with_its_course(tmp_path: Path) -> None:
     assert terminal.sparkline(errors) in line
     assert "4/12" in text
     assert "0:01:20" in text  # 8 epochs of 10 s
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+def test_a_narrow_terminal_has_fewer_columns_but_whole_numbers(tmp_path: Path, width: int) -> None:
+    text = text_of(made_up_run(tmp_path / "run", quick(), epochs=4), width)
+    errors = look(tmp_path / "run").runs[0].curve("test", "b/final", "top1_error")
+    assert f" {errors[4]:.2f} │" in text
+    assert "…" not in text
+    assert ("NLL" in text, "error so far" in text) == (width >= 100, width >= 80)
+
+
+def test_a_validation_split_has_a_column(tmp_path: Path) -> None:
+    recipe = quick(data={**quick().data.model_dump(), "validation": 0.1})
+    folder = made_up_run(tmp_path / "run", recipe, epochs=4)
+    text = text_of(folder)
+    error = record(recipe, 4)["validation"]["b/final"]["top1_error"]
+    (line,) = [line for line in text.splitlines() if "b wrn-10-1" in line]
+    assert "validation %" in text
+    assert line.split("│")[7].strip() == f"{error:.2f}"
+    assert terminal.to_dict(look(folder))["runs"][0]["validation"]["b"] == {"top1_error": pytest.approx(error)}
+    assert "validation %" not in text_of(made_up_run(tmp_path / "plain", quick(), epochs=4))
 
 
 def test_a_sparkline_goes_from_high_to_low() -> None:

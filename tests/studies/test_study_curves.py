@@ -41,10 +41,18 @@ def test_the_picture_has_a_title_a_description_and_a_line_and_band_per_row(tmp_p
     assert "DCM ends at 32.80 % (n = 2)" in described  # 20 + 3 + 9.75, and the mean of 0.02 and 0.08
     assert picture.get("role") == "img"
     assert len(picture.findall(f"{SVG}polyline")) == len(picture.findall(f"{SVG}polygon")) == 3
+    _, _, width, height = map(float, (picture.get("viewBox") or "").split())
+    legend = [float(text.get("y") or 0) for text in picture.findall(f"{SVG}text") if "n = " in (text.text or "")]
+    assert len(legend) == 3
     for line in picture.findall(f"{SVG}polyline"):
         pairs = [tuple(map(float, pair.split(","))) for pair in (line.get("points") or "").split()]
         assert len(pairs) == 3
-        assert all(0 <= x <= curves.WIDTH and 0 <= y <= curves.HEIGHT for x, y in pairs)
+        assert all(0 <= x <= width and max(legend) < y < height for x, y in pairs)
+
+
+@pytest.mark.parametrize(("last", "step"), [(1, 1), (8, 1), (9, 2), (24, 5), (40, 5), (41, 10), (200, 50), (558, 100)])
+def test_epochs_are_marked_in_round_steps(last: int, step: int) -> None:
+    assert curves._step(last) == step
 
 
 def test_every_group_of_a_table_has_a_picture_of_its_own(tmp_path: Path) -> None:

@@ -129,13 +129,16 @@ def slurm(
     source: Source,
     changes: Changes,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="The run's folder, which all nodes see.")] = None,
-    nodes: Annotated[int, typer.Option(min=1, help="How many.")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, metavar="N", help="How many.")] = 1,
     nproc: Annotated[int, typer.Option(min=1, metavar="N", help="Processes on each node.")] = 1,
     time: Annotated[str, typer.Option(metavar="[D-]HH:MM:SS", help="How long a job may take.")] = "24:00:00",
     split: Split = None,
     timeout: Timeout = 600.0,
 ) -> None:
-    """Print an sbatch file that trains a recipe and queues itself again until it is done."""
+    """Print an sbatch file that trains a recipe until it is done.
+
+    A job saves when its time is nearly up, and queues itself again.
+    """
     from codistill.cli.slurm import slurm
 
     slurm(source, changes, out, nodes=nodes, nproc=nproc, time=time, split=split, timeout_s=timeout)
@@ -163,7 +166,7 @@ def export(
         bool, typer.Option("--force", help="Also into a folder that holds other files; those stay.")
     ] = False,
 ) -> None:
-    """Write a network without its heads for other programs, and prove that nothing was lost."""
+    """Write a network, without its heads, for other programs."""
     from codistill.cli.export import export
 
     export(run, network, file_format, out, force=force)
@@ -173,7 +176,7 @@ def export(
 def predict(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="The folder that `export` wrote, or its model file.")],
     images: Annotated[list[Path], typer.Argument(metavar="IMAGES", help="PNG and JPEG files, or folders of them.")],
-    top: Annotated[int, typer.Option(min=1, help="How many classes to show.")] = 5,
+    top: Annotated[int, typer.Option(min=1, metavar="N", help="How many classes to show.")] = 5,
     as_json: AsJson = False,
 ) -> None:
     """Say what an exported network takes images for."""
@@ -229,7 +232,9 @@ def data(
         typer.Option(metavar="DIR", help="Where it lies; $CODISTILL_DATA or the user's cache if not given."),
     ] = None,
     download: Annotated[bool, typer.Option("--download", help="Fetch it from its authors if it is not there.")] = False,
-    image_size: Annotated[int, typer.Option(min=1, help="For `folder`: the side that images are resized to.")] = 32,
+    image_size: Annotated[
+        int, typer.Option(min=1, metavar="N", help="For `folder`: the side that images are resized to.")
+    ] = 32,
     bench: Annotated[
         str | None,
         typer.Option(metavar="RECIPE", help="For `folder`: measure whether it is read as fast as this trains."),
@@ -240,7 +245,7 @@ def data(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say whether a data set is there, what is in it, and whether it is read fast enough."""
+    """Say whether a data set is there, what is in it, and how fast."""
     from codistill.cli import data
 
     if bench is None:
@@ -258,7 +263,7 @@ def bench(
     steps: Annotated[int, typer.Option(min=1, metavar="N", help="How many steps to measure.")] = 30,
     as_json: AsJson = False,
 ) -> None:
-    """Measure how fast a recipe trains on this machine, and where the time goes."""
+    """Measure how fast a recipe trains here, and where the time goes."""
     from codistill.cli.bench import bench
 
     bench(source, changes, steps=steps, as_json=as_json)
@@ -327,7 +332,7 @@ def report(
         float, typer.Option(metavar="SECONDS", min=0, help="How long the networks may be asked about test images.")
     ] = 20,
 ) -> None:
-    """Write one page to look at: results, curves, who teaches whom, mistakes and costs."""
+    """Write one page to look at: results, curves, mistakes, costs."""
     from codistill.cli.report import report
 
     report(runs, out, patience_s=patience)
@@ -336,12 +341,14 @@ def report(
 @app.command()
 def watch(
     runs: Runs,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the page; any that is free if not given.")] = 0,
+    port: Annotated[
+        int, typer.Option(metavar="N", min=0, max=65535, help="Of the page; any that is free if not given.")
+    ] = 0,
     browser: Annotated[bool, typer.Option("--browser", help="Open the page in a browser.")] = False,
     terminal: Annotated[bool, typer.Option("--terminal", help="Show a table here instead, as over ssh.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print how far the runs are as JSON, once.")] = False,
 ) -> None:
-    """Look at runs while they learn: a page on this machine, or a table in the terminal."""
+    """Look at runs while they learn, in a browser or in the terminal."""
     from codistill.cli import watch
 
     if as_json:
@@ -360,7 +367,7 @@ def compare(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare runs or studies: errors with n and ±, and differences paired by seed."""
+    """Compare runs or studies: errors with n and ±, paired by seed."""
     from codistill.cli.compare import compare
 
     compare(runs, out, as_json=as_json)

@@ -41,7 +41,8 @@ def measure(run: Path, recipe: Recipe, result: dict[str, Any]) -> dict[str, Row]
     from codistill.data.load import load
     from codistill.engine.evaluate import evaluate
     from codistill.engine.runtime import prepare
-    from codistill.engine.training import OnDevice, load_weights
+    from codistill.engine.training import OnDevice
+    from codistill.engine.weights import load_weights
     from codistill.networks.build import architecture
 
     data = load(seed=recipe.seed, **recipe.data.model_dump())

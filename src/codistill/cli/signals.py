@@ -1,8 +1,11 @@
 """How a training hears that it shall stop."""
 
 import signal
+from contextlib import ExitStack
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Self
+
+from codistill.engine.signals import handled
 
 # Ctrl-C; `kill` and most schedulers; what Slurm is usually told to send before the time is up; a closed terminal.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
@@ -16,20 +19,19 @@ class StopRequest:
 
     def __init__(self) -> None:
         self._heard = False
-        self._before: dict[signal.Signals, Any] = {}
+        self._listening = ExitStack()
 
     def __call__(self) -> bool:
         return self._heard
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._hear) for number in SIGNALS}
+        self._listening.enter_context(handled(SIGNALS, self._hear))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._listening.close()
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         self._heard = True

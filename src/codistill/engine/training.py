@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from codistill.cohort import Cohort
@@ -19,11 +17,9 @@ from codistill.engine.health import Health, Limits
 from codistill.engine.optim import MovingAverage, build_optimizers, optimizer_tensors
 from codistill.engine.peers import ALONE, Peers
 from codistill.engine.runtime import Machine
+from codistill.engine.weights import load_weights
 from codistill.recipes.schema import Recipe
 from codistill.transfer.objective import Loss, Objective
-
-HEADER_BYTES = 16 * 2**20
-"""What a weight file may have besides the weights."""
 
 
 class Tally:
@@ -192,26 +188,3 @@ def prepare_training(recipe: Recipe, data: ImageData, machine: Machine, peers: P
     )
     training.set_mode(learning=True)
     return training
-
-
-def load_weights(backbone: nn.Module, file: Path, name: str) -> None:
-    """Load a plain network's weight file, strictly."""
-    if not file.is_file():
-        raise ValueError(f"network {name!r}: there is no file {file}; give a weight file of a finished run")
-    # Before anything is mapped or read: a file may claim any size.
-    needed = sum(tensor.nbytes for tensor in backbone.state_dict().values())
-    if (size := file.stat().st_size) > 2 * needed + HEADER_BYTES:
-        raise ValueError(f"network {name!r}: {file} has {size:,} bytes, more than the network's {needed:,} can take")
-    try:
-        weights = load_file(file)
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"network {name!r}: {file} is not a readable safetensors file ({error})") from None
-    mine = backbone.state_dict()
-    odd = sorted(mine.keys() ^ weights.keys()) or [k for k in mine if mine[k].shape != weights[k].shape]
-    if odd:
-        raise ValueError(f"network {name!r}: {file} does not fit; {len(odd)} tensors differ, first {odd[0]!r}")
-    if sick := [key for key, tensor in weights.items() if not tensor.isfinite().all()]:
-        raise ValueError(
-            f"network {name!r}: {file} holds NaN or infinities, first in {sick[0]!r}; give weights of a sound network"
-        )
-    backbone.load_state_dict(weights)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from codistill.data.images import ImageData
 from codistill.engine.files import to_json
+from codistill.engine.weights import load_strictly
 from codistill.networks.build import architecture
 
 METADATA = "codistill"  # the one key, as a run's own weight files have it
@@ -39,15 +40,6 @@ class Identity:
         load_strictly(network, weights, "these weights")
         network.eval().requires_grad_(False)
         return network
-
-
-def load_strictly(module: nn.Module, weights: Mapping[str, Tensor], what: str) -> None:
-    """Every tensor of the module, and none besides; ``what`` is how the error calls the weights."""
-    mine = module.state_dict()
-    odd = sorted(mine.keys() ^ weights.keys()) or [key for key in mine if mine[key].shape != weights[key].shape]
-    if odd:
-        raise ValueError(f"{what} do not fit the network: {len(odd)} tensors differ, the first is {odd[0]!r}")
-    module.load_state_dict(weights)
 
 
 def write_weights(path: Path, identity: Identity, weights: Mapping[str, Tensor]) -> None:

@@ -20,7 +20,8 @@ from codistill.engine.files import RunError, read_json
 from codistill.engine.folder import MAX_BYTES, RunFolder
 from codistill.engine.journal import read_journal
 from codistill.engine.timetable import Position
-from codistill.export.identity import Identity, load_strictly, read_weights
+from codistill.engine.weights import load_strictly
+from codistill.export.identity import Identity, read_weights
 from codistill.recipes import files
 from codistill.recipes.schema import Recipe
 from codistill.wording import unknown

@@ -1,13 +1,12 @@
 """DenseNet for CIFAR (Huang et al. 2017) without bottlenecks and compression, as in DenseNet-40-12."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from codistill.networks.layers import Conv2d, norm_relu
-from codistill.networks.tables import Row, TabulatedArchitecture, blocks_per_stage, half
+from codistill.networks.tables import PreActivatedArchitecture, Row, blocks_per_stage, half
 
 
 class DenseLayer(nn.Module):
@@ -26,7 +25,7 @@ def transition(channels: int) -> nn.Module:
 
 
 @dataclass(frozen=True)
-class DenseNet(TabulatedArchitecture):
+class DenseNet(PreActivatedArchitecture):
     """Depth 3n+4. A row's channels are its growth; the transition before it is what down-samples.
 
     A stage begins with its transition, so an exit lies before the next one and heads have transitions of their own.
@@ -34,11 +33,6 @@ class DenseNet(TabulatedArchitecture):
 
     depth: int
     growth: int
-    stem_channels: ClassVar[int] = 16
-    preactivated: ClassVar[bool] = True
-
-    def stem(self, in_channels: int) -> nn.Module:
-        return Conv2d(in_channels, 16, 3)
 
     @property
     def stages(self) -> dict[str, tuple[Row, ...]]:

@@ -1,12 +1,11 @@
 """Residual networks whose blocks begin with their activation (He et al. 2016): ResNet-164 and wide ResNets."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor, nn
 
 from codistill.networks.layers import Conv2d, norm_relu
-from codistill.networks.tables import Row, TabulatedArchitecture, blocks_per_stage, half
+from codistill.networks.tables import PreActivatedArchitecture, Row, blocks_per_stage, half
 
 
 class PreActivationBlock(nn.Module):
@@ -28,15 +27,10 @@ class PreActivationBlock(nn.Module):
 
 
 @dataclass(frozen=True)
-class PreActivationResNet(TabulatedArchitecture):
+class PreActivationResNet(PreActivatedArchitecture):
     """Bottleneck blocks; depth 9n+2. The paper prints a block's output channels, four times those in its middle."""
 
     depth: int
-    stem_channels: ClassVar[int] = 16
-    preactivated: ClassVar[bool] = True
-
-    def stem(self, in_channels: int) -> nn.Module:
-        return Conv2d(in_channels, 16, 3)
 
     @property
     def stages(self) -> dict[str, tuple[Row, ...]]:
@@ -65,17 +59,12 @@ class PreActivationResNet(TabulatedArchitecture):
 
 
 @dataclass(frozen=True)
-class WideResNet(TabulatedArchitecture):
+class WideResNet(PreActivatedArchitecture):
     """Basic blocks (Zagoruyko & Komodakis 2016), with dropout between the two convolutions if asked; depth 6n+4."""
 
     depth: int
     width: int
     dropout: float = 0.0
-    stem_channels: ClassVar[int] = 16
-    preactivated: ClassVar[bool] = True
-
-    def stem(self, in_channels: int) -> nn.Module:
-        return Conv2d(in_channels, 16, 3)
 
     @property
     def stages(self) -> dict[str, tuple[Row, ...]]:

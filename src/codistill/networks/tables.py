@@ -9,6 +9,7 @@ from torch import nn
 
 from codistill.networks.backbone import Architecture, Backbone, Exit
 from codistill.networks.heads import HEAD_KINDS, apfc, apfc_words, classifier
+from codistill.networks.layers import Conv2d
 from codistill.wording import unknown
 
 
@@ -112,6 +113,16 @@ class TabulatedArchitecture(Architecture):
 
     def _classifier(self, channels: int, num_classes: int) -> nn.Module:
         return classifier(channels, num_classes, preactivated=self.preactivated)
+
+
+class PreActivatedArchitecture(TabulatedArchitecture):
+    """The families for CIFAR whose blocks activate what they are given: a bare convolution comes first."""
+
+    stem_channels: ClassVar[int] = 16
+    preactivated: ClassVar[bool] = True
+
+    def stem(self, in_channels: int) -> nn.Module:
+        return Conv2d(in_channels, self.stem_channels, 3)
 
 
 def half(count: int) -> int:

@@ -22,7 +22,8 @@ from codistill.engine.cohorts import cohort_of
 from codistill.engine.evaluate import CALIBRATION_BINS
 from codistill.engine.folder import RunFolder
 from codistill.engine.runtime import Machine, prepared
-from codistill.engine.training import OnDevice, load_weights
+from codistill.engine.training import OnDevice
+from codistill.engine.weights import load_weights
 from codistill.networks.build import architecture
 from codistill.recipes.schema import Recipe
 from codistill.report.runs import SeenRun

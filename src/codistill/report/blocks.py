@@ -10,8 +10,8 @@ from markupsafe import Markup
 from codistill.studies.tables import Cell, Table, shown
 
 MOST_ROWS = 24  # of a chart's table; the CSV that the page offers has all
+HALF = 80  # letters that half of a wide page has room for in a table, and about as many below an axis
 MOST_LABELS = 6  # of a chart that leaves room for another beside it
-MOST_COLUMNS = 7  # of a table that leaves room for another beside it
 DIGITS = 6
 
 
@@ -59,7 +59,7 @@ class Chart:
     @property
     def is_wide(self) -> bool:
         """Names of things need room."""
-        return len(self.x.labels) > MOST_LABELS
+        return len(self.x.labels) > MOST_LABELS or sum(map(len, self.x.labels)) > HALF
 
     def to_dict(self) -> dict[str, Any]:
         """What the page's script draws."""
@@ -119,6 +119,7 @@ class Matrix:
     """Numbers by row and column, shaded by size; None is an empty cell."""
 
     kind: ClassVar[str] = "matrix"
+    is_wide: ClassVar[bool] = False
     title: str
     corner: str
     rows: tuple[str, ...]
@@ -127,11 +128,14 @@ class Matrix:
     words: str = ""
     form: str = ".2f"
     """How numbers are written."""
+    lightest: float | None = None
+    """The number that has no shade; None for the least that is there."""
 
     def cells(self) -> list[tuple[str, list[tuple[str, float | None, int]]]]:
         """By row: the text, the value, and the shade from 0 to 100."""
         there = [value for row in self.values for value in row if value is not None and math.isfinite(value)]
-        least, most = (min(there), max(there)) if there else (0.0, 0.0)
+        least = min(there, default=0.0) if self.lightest is None else self.lightest
+        most = max(there, default=0.0)
 
         def cell(value: float | None) -> tuple[str, float | None, int]:
             if value is None or not math.isfinite(value):
@@ -151,7 +155,8 @@ class Grid:
 
     @property
     def is_wide(self) -> bool:
-        return len(self.table.columns) > MOST_COLUMNS
+        by_column = zip(self.table.columns, *self.table.rows, strict=True)
+        return sum(2 + max(len(shown(cell)) for cell in column) for column in by_column) > HALF
 
 
 @dataclass(frozen=True)
@@ -159,6 +164,7 @@ class Drawing:
     """A picture that is SVG already, and safe."""
 
     kind: ClassVar[str] = "drawing"
+    is_wide: ClassVar[bool] = False
     title: str
     svg: Markup
     words: str = ""
@@ -178,6 +184,7 @@ class Mistake:
 @dataclass(frozen=True)
 class Gallery:
     kind: ClassVar[str] = "gallery"
+    is_wide: ClassVar[bool] = True
     title: str
     mistakes: tuple[Mistake, ...]
     words: str = ""
@@ -188,6 +195,7 @@ class Code:
     """Text as it is written, to be read and copied."""
 
     kind: ClassVar[str] = "code"
+    is_wide: ClassVar[bool] = True
     title: str
     text: str
 
@@ -197,6 +205,7 @@ class Words:
     """A paragraph; ``missing`` when it says why something is not shown."""
 
     kind: ClassVar[str] = "words"
+    is_wide: ClassVar[bool] = True
     text: str
     missing: bool = False
 
@@ -206,6 +215,7 @@ class Fold:
     """Blocks that open on demand."""
 
     kind: ClassVar[str] = "fold"
+    is_wide: ClassVar[bool] = True
     id: str
     title: str
     blocks: tuple["Block", ...]
@@ -221,6 +231,17 @@ class Section:
     title: str
     blocks: tuple[Block, ...]
     words: str = ""
+
+
+def laid_out(blocks: Sequence[Block]) -> list[tuple[Block, bool]]:
+    """Each with whether it takes the whole row: what is wide does, and so does what would have nothing beside it."""
+    wide = [block.is_wide for block in blocks]
+    place = 0
+    while place < len(blocks):
+        has_neighbour = not any(wide[place : place + 2]) and place + 1 < len(blocks)
+        wide[place] = wide[place] or not has_neighbour
+        place += 2 if has_neighbour else 1
+    return list(zip(blocks, wide, strict=True))
 
 
 def rounded(value: float) -> float | None:

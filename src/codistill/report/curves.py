@@ -71,13 +71,13 @@ def learning(seen: Overview) -> tuple[Block, ...]:
 
 
 def _learning(entries: Sequence[Entry], prefix: str) -> tuple[Block, ...]:
-    """Test error, NLL, training error and loss of every network over the training."""
-
+    """Test error, validation error, NLL, training error and loss of every network over the training."""
     bands = BANDS if any(len(entry.runs) > 1 for entry in entries) else ""
     loss_axis = Axis("training loss", "nats")
     loss_words = "Labels and transfers together, as weighted in training."
     charts = (
         Chart(f"{prefix}error", "Test error", EPOCH, ERROR, tuple(by_network(entries, tested("top1_error"))), bands),
+        *_validation(entries, prefix),
         Chart(f"{prefix}nll", "Test NLL", EPOCH, Axis("NLL", "nats"), tuple(by_network(entries, tested("nll")))),
         Chart(
             f"{prefix}train-error",
@@ -91,6 +91,15 @@ def _learning(entries: Sequence[Entry], prefix: str) -> tuple[Block, ...]:
     return tuple(chart if chart.series else absent(chart) for chart in charts)
 
 
+def _validation(entries: Sequence[Entry], prefix: str) -> Iterator[Chart]:
+    """Only where training images were set aside; most recipes keep none."""
+    if any(entry.recipe.data.validation for entry in entries):
+        series = tuple(by_network(entries, validation_error))
+        words = "On training images that were set aside; what checkpoints.best goes by."
+        axis = Axis("validation error", "%")
+        yield Chart(f"{prefix}validation", "Validation error", EPOCH, axis, series, words)
+
+
 def calibration_error(seen: Overview) -> Chart | Words:
     """How far confidence is from being right, over the training."""
     words = "The mean distance of confidence from the share of right answers, over 15 bins (ECE)."
@@ -102,6 +111,10 @@ def calibration_error(seen: Overview) -> Chart | Words:
 def tested(metric: str) -> Measure:
     """Of a network as it ships, on the test images."""
     return lambda run, network: run.curve("test", f"{network}/final", metric)
+
+
+def validation_error(run: SeenRun, network: str) -> Mapping[int, float]:
+    return run.curve("validation", f"{network}/final", "top1_error")
 
 
 def absent(chart: Chart) -> Words:

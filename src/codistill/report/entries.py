@@ -1,24 +1,23 @@
 """Runs put in order: those that differ in nothing but the seed are one entry, a row of a study where one is known."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations
 
-from codistill.recipes import difference
 from codistill.recipes.schema import Recipe
 from codistill.report.runs import SeenRun
 from codistill.report.sources import Found
 from codistill.studies import catalogue
-from codistill.studies.published import MAY_DIFFER
-from codistill.studies.report import NO_DEVIATION, Report, build, is_below
-from codistill.studies.rows import LABELS, group
+from codistill.studies.published import Setting, setting_of
+from codistill.studies.report import Report, build, differing
+from codistill.studies.rows import LABELS, group, title
 from codistill.studies.study import PaperNumbers, Row, Study, key_of, slug
 from codistill.studies.tables import Table
 
 FEW_ENTRIES = 4  # up to so many, each is compared with each; beyond, with the first
 FEW_CHANGES = 3  # in a label
-Setting = tuple[float, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -136,11 +135,6 @@ def _by_recipe(runs: Sequence[SeenRun]) -> list[dict[int, SeenRun]]:
     return groups
 
 
-def differing(first: Recipe, second: Recipe) -> list[str]:
-    """What makes two recipes different trainings: not the seed, nor where and how often files are kept."""
-    return [line for line in difference(first, second) if not is_below(key_of(line), NO_DEVIATION)]
-
-
 def as_change(difference_line: str) -> str:
     """A line of ``recipes.difference`` as it is typed."""
     return f"{key_of(difference_line)}={difference_line.rpartition(' → ')[2]}"
@@ -166,14 +160,11 @@ def known_study(recipes: Sequence[Recipe]) -> Study | None:
 
 
 def _rows_by_setting(study: Study, recipe: Recipe) -> dict[Setting, Row]:
-    """The rows that a recipe may be of, by its share of their length and by what else deviates."""
+    """The rows that a recipe may be of, by how it is otherwise."""
     found: dict[Setting, Row] = {}
     for row in study.rows:
-        if (row.recipe.method, row.recipe.networks) == (recipe.method, recipe.networks):
-            lines = differing(row.resolved(), recipe)
-            if all(is_below(key_of(line), MAY_DIFFER) for line in lines):
-                others = tuple(line for line in lines if key_of(line) != "length.epochs")
-                found.setdefault((recipe.length.epochs / row.resolved().length.epochs, others), row)
+        if (setting := setting_of(row, recipe)) is not None:
+            found.setdefault(setting, row)
     return found
 
 
@@ -186,10 +177,15 @@ def _own_study(firsts: Sequence[SeenRun]) -> Study:
     pairs = [pair for runs in groups.values() for pair in _pairs([labels[run.place] for run in runs])]
     return Study(
         name="comparison" if len(firsts) > 1 else "run",
-        title="; ".join(dict.fromkeys(group(run.recipe) for run in firsts)),
+        title="; ".join(dict.fromkeys(_cohort(run.recipe) for run in firsts)),
         rows=tuple(Row(_tested_on(run.recipe), labels[run.place], run.recipe, _paper(run.recipe)) for run in firsts),
         contrasts=tuple(dict.fromkeys((later, earlier) for earlier, later in pairs)),
     )
+
+
+def _cohort(recipe: Recipe) -> str:
+    counts = Counter(map(title, recipe.networks.values()))
+    return " and ".join(f"{count} × {name}" if count > 1 else name for name, count in counts.items())
 
 
 def _tested_on(recipe: Recipe) -> str:
@@ -222,6 +218,6 @@ def _paper(recipe: Recipe) -> PaperNumbers:
     """What the paper reports of this recipe, if any of its tables has it."""
     for study in _studies():
         for row in study.rows:
-            if row.paper and _rows_by_setting(replace(study, rows=(row,), contrasts=()), recipe):
+            if row.paper and setting_of(row, recipe) is not None:
                 return row.paper
     return {}

@@ -1,7 +1,7 @@
 """What was run, on what, at which cost, and how to run it again."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 
 from codistill import recipes
@@ -9,14 +9,16 @@ from codistill.recipes import difference
 from codistill.recipes.schema import Recipe
 from codistill.report import curves
 from codistill.report.blocks import Axis, Block, Code, Fold, Grid, Words
-from codistill.report.entries import Entry, Overview, as_change, differing
+from codistill.report.entries import Entry, Overview, as_change
 from codistill.report.runs import SeenRun
 from codistill.studies.costs import training_flops
+from codistill.studies.report import differing
 from codistill.studies.statistics import summarise
 from codistill.studies.study import key_of
 from codistill.studies.tables import Cell, Table
 
 TIME_UNITS = {"h": 3600, "min": 60, "s": 1}
+FLOP_UNITS = {"PFLOP": 10**15, "TFLOP": 10**12, "GFLOP": 10**9}
 # Of an environment, in this order; the command line is shown by itself.
 ENVIRONMENT = ("accelerators", "cpu", "cores", "threads", "platform", "python", "torch", "cuda", "cudnn", "numpy")
 
@@ -67,20 +69,21 @@ def cost_blocks(seen: Overview) -> Iterator[Block]:
 
 def counted_cost(seen: Overview) -> Iterator[Block]:
     """Error against operations. They are counted on networks, so this imports torch."""
-    chart = curves.error_against_cost(seen, _petaflop, "cost-flops", Axis("training cost", "PFLOP"))
+    flops = {run.place: count for run in seen.runs if (count := training_flops(run.recipe))}
+    unit, size = _unit(FLOP_UNITS, max(flops.values(), default=0))
+    axis = Axis("training cost", unit)
+    chart = curves.error_against_cost(seen, lambda run: flops.get(run.place, 0) / size, "cost-flops", axis)
     if chart.series:
         yield chart
 
 
-def _petaflop(run: SeenRun) -> float | None:
-    flops = training_flops(run.recipe)
-    return None if flops is None else flops / 1e15
-
-
 def _time_unit(seen: Overview) -> tuple[str, int]:
-    """Such that the longest run is at least one of them."""
-    longest_s = max((run.elapsed_s or 0 for run in seen.runs), default=0)
-    return next((unit, seconds) for unit, seconds in TIME_UNITS.items() if seconds <= longest_s or seconds == 1)
+    return _unit(TIME_UNITS, max((run.elapsed_s or 0 for run in seen.runs), default=0))
+
+
+def _unit(units: Mapping[str, int], most: float) -> tuple[str, int]:
+    """Such that the most is at least one of them, or the smallest."""
+    return next((unit, size) for unit, size in units.items() if size <= most or size == min(units.values()))
 
 
 def cost_table(seen: Overview) -> Table:
@@ -130,7 +133,12 @@ def repeat_blocks(seen: Overview) -> Iterator[Block]:
     if len(seen.entries) > 1:
         yield Grid(_differences(seen))
     for entry in seen.entries:
-        blocks: tuple[Block, ...] = (Code("Recipe", recipes.dumps(entry.recipe)), Grid(_environment(entry)))
+        typed = "\n".join(_typed(run) for run in entry.runs.values())
+        blocks: tuple[Block, ...] = (
+            Code("Recipe", recipes.dumps(entry.recipe)),
+            Grid(_environment(entry)),
+            *([Code("As it was typed", typed)] if typed else []),
+        )
         yield Fold(f"recipe-{entry.place}", f"Recipe and environment: {entry.name}", blocks)
 
 
@@ -171,16 +179,25 @@ def _differences(seen: Overview) -> Table:
 
 
 def _environment(entry: Entry) -> Table:
-    rows: list[tuple[Cell, ...]] = []
+    """A line for each fact, a column for each machine and version that ran some of the seeds."""
+    seeds_of: dict[tuple[Cell, ...], list[int]] = {}
     for seed, run in entry.runs.items():
-        facts = run.environment
-        commit = facts.get("commit")
-        words = [str(facts[key]) for key in ("codistill", "commit") if facts.get(key)]
-        version = (" ".join(words) or "unknown") + (" with changes" if commit and facts.get("dirty") else "")
-        machine = (_fact(facts.get(key)) for key in ENVIRONMENT)
-        typed = facts.get("command")
-        rows.append((seed, version, *machine, shlex.join(map(str, typed)) if isinstance(typed, list) else None))
-    return Table("Environment", ("seed", "codistill", *ENVIRONMENT, "command"), tuple(rows))
+        facts = (_version(run), *(_fact(run.environment.get(key)) for key in ENVIRONMENT))
+        seeds_of.setdefault(facts, []).append(seed)
+    rows = zip(("codistill", *ENVIRONMENT), *seeds_of, strict=True)
+    of = (f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}" for seeds in seeds_of.values())
+    return Table("Environment", ("fact", *of), tuple(row for row in rows if any(row[1:])))
+
+
+def _version(run: SeenRun) -> str:
+    facts = run.environment
+    words = [str(facts[key]) for key in ("codistill", "commit") if facts.get(key)]
+    return (" ".join(words) or "unknown") + (" with changes" if facts.get("commit") and facts.get("dirty") else "")
+
+
+def _typed(run: SeenRun) -> str:
+    typed = run.environment.get("command")
+    return shlex.join(map(str, typed)) if isinstance(typed, list) else ""
 
 
 def _fact(value: object) -> str | None:

@@ -14,7 +14,7 @@ from markupsafe import Markup
 import codistill
 from codistill.engine.files import write_atomically
 from codistill.report import curves, facts, mistakes, outcomes
-from codistill.report.blocks import Block, Chart, Drawing, Fold, Matrix, Section, Words
+from codistill.report.blocks import Block, Chart, Drawing, Fold, Matrix, Section, Words, laid_out
 from codistill.report.entries import Entry, Overview, overview
 from codistill.report.sources import find
 from codistill.studies.tables import Table, shown
@@ -126,11 +126,12 @@ def _entry_blocks(entry: Entry, prefix: str, asked: mistakes.Asked) -> Iterator[
     svg = graph.to_svg().replace("#tg-", f"#{prefix}-").replace('id="tg-', f'id="{prefix}-')
     yield Drawing("Transfer graph", Markup(svg), summary(graph))
     yield _weights(entry)
-    if divergence := _last_divergences(entry):
-        yield divergence
+    divergences = curves.divergences(entry, prefix)
+    if divergences is not None and divergences.series:
+        yield _last_divergences(entry, divergences)
     if agreement := mistakes.agreement(entry, asked):
         yield agreement
-    for chart in (curves.classifiers(entry, prefix), curves.divergences(entry, prefix)):
+    for chart in (curves.classifiers(entry, prefix), divergences):
         if chart is not None:
             yield chart if chart.series else curves.absent(chart)
 
@@ -139,21 +140,19 @@ def _weights(entry: Entry) -> Matrix:
     graph = entry.recipe.graph
     names = tuple(classifier.name for classifier in graph.classifiers)
     values = tuple(tuple(graph.weights.get(f"{source}->{learner}") for source in (LABELS, *names)) for learner in names)
-    return Matrix("Weights", "learner", names, (LABELS, *names), values, "The method as a matrix.", form="g")
+    words = "The method as a matrix."
+    return Matrix("Weights", "learner", names, (LABELS, *names), values, words, form="g", lightest=0)
 
 
-def _last_divergences(entry: Entry) -> Matrix | None:
-    chart = curves.divergences(entry, "last")
-    if chart is None or not chart.series:
-        return None
+def _last_divergences(entry: Entry, chart: Chart) -> Matrix:
     last = {series.name: series.y[-1] for series in chart.series}
-    transfers = entry.recipe.graph.transfers
-    learners, sources = (
-        tuple(dict.fromkeys(getattr(edge, end) for edge in transfers)) for end in ("learner", "source")
-    )
+    graph = entry.recipe.graph
+    taught = {edge.learner for edge in graph.transfers}
+    learners = tuple(classifier.name for classifier in graph.learners if classifier.name in taught)
+    sources = tuple(classifier.name for classifier in graph.sources)
     values = tuple(tuple(last.get(f"{source}->{learner}") for source in sources) for learner in learners)
     words = "Nats per training image at the latest evaluation, mean over seeds."
-    return Matrix("Divergences", "learner", learners, sources, values, words, form=".2g")
+    return Matrix("Divergences", "learner", learners, sources, values, words, form=".2g", lightest=0)
 
 
 def _flat(blocks: tuple[Block, ...]) -> Iterator[Block]:
@@ -172,6 +171,7 @@ def _environment() -> Environment:
     )
     environment.filters["shown"] = shown
     environment.globals["numeric"] = _number_columns
+    environment.globals["laid_out"] = laid_out
     environment.tests["number"] = lambda cell: isinstance(cell, int | float)
     environment.tests["summary"] = lambda cell: hasattr(cell, "mean")
     return environment

@@ -11,7 +11,7 @@ from codistill.engine.folder import MAX_BYTES, RunFolder, read_result_file
 from codistill.engine.journal import MAX_LINE_BYTES
 from codistill.recipes import files
 from codistill.recipes.schema import Recipe
-from codistill.studies.results import Result, read_result
+from codistill.studies.results import Result, result_in
 
 Record = Mapping[str, Any]
 
@@ -61,8 +61,7 @@ class SeenRun:
 
     def curve(self, *keys: str) -> dict[int, float]:
         """A number of the journal by epoch: ``run.curve("test", "a/final", "nll")``; where it was not finite, none."""
-        found = {int(record["epoch"]): value_at(record, *keys) for record in self.records}
-        return {epoch: value for epoch, value in found.items() if value is not None}
+        return {record["epoch"]: value for record in self.records if (value := value_at(record, *keys)) is not None}
 
     def latest(self, *keys: str) -> float | None:
         return next(reversed(self.curve(*keys).values()), None)
@@ -71,8 +70,12 @@ class SeenRun:
 def value_at(record: object, *keys: str) -> float | None:
     """The number below these keys; None for whatever else is there, since a file may have been edited."""
     for key in keys:
-        record = record.get(key) if isinstance(record, Mapping) else None
-    return float(record) if isinstance(record, int | float) and not isinstance(record, bool) else None
+        if not isinstance(record, dict):
+            return None
+        record = record.get(key)
+    if isinstance(record, float):
+        return record
+    return float(record) if isinstance(record, int) and not isinstance(record, bool) else None
 
 
 def read_run(folder: Path) -> SeenRun:
@@ -80,10 +83,9 @@ def read_run(folder: Path) -> SeenRun:
     run = RunFolder(folder)
     if not run.recipe.is_file():
         raise run.no_run()
-    recipe = files.load(run.recipe)
     notes: list[str] = []
-    result = _read_finished(run, notes)
-    whole: Mapping[str, Any] = read_result_file(run.result) if result else {}
+    result, whole = _read_finished(run, notes)
+    recipe = result.recipe if result else files.load(run.recipe)
     records = _evaluations(whole["epochs"]) if whole else _evaluations(_lines(run.journal, notes))
     clock = {
         int(line["epoch"]): seconds for line in _lines(run.timing, notes) if (seconds := value_at(line, "elapsed_s"))
@@ -109,7 +111,8 @@ def read_run(folder: Path) -> SeenRun:
 
 def read_published(file: Path) -> SeenRun:
     """A result by itself, as `codistill study --publish` copies them."""
-    result, whole = read_result(file), read_result_file(file)
+    whole = read_result_file(file)
+    result = result_in(whole, file)
     slimmed = "Terms and auxiliary classifiers were published for the last epoch alone."
     return SeenRun(
         name=file.stem,
@@ -127,14 +130,16 @@ def read_published(file: Path) -> SeenRun:
     )
 
 
-def _read_finished(run: RunFolder, notes: list[str]) -> Result | None:
+def _read_finished(run: RunFolder, notes: list[str]) -> tuple[Result | None, Record]:
+    """The result, if there is one that can be read, and all that its file says."""
     if not run.result.exists():
-        return None
+        return None, {}
     try:
-        return read_result(run.result)
+        whole = read_result_file(run.result)
+        return result_in(whole, run.result), whole
     except ValueError as error:
         notes.append(f"Its result cannot be read, so it is shown as not finished: {error}")
-        return None
+        return None, {}
 
 
 def _lines(file: Path, notes: list[str]) -> list[Record]:

@@ -1,73 +1,90 @@
 """Runs in a terminal: a table with a line for each, and its error so far as a row of blocks."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from codistill.report.entries import Entry, Overview
+from codistill.report.entries import Overview
 from codistill.report.runs import SeenRun
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 WIDTH = 24
 EVERY_S = 2.0
+WORDS = ("row", "seed", "network", "error so far")  # columns that begin at the left
+FIRST_TO_GO = ("NLL", "best %", "error so far", "left")
 
 
 def follow(look: Callable[[], Overview], console: Console, *, once: bool, every_s: float = EVERY_S) -> None:
     """Show the runs until all are finished, or until interrupted; ``once`` shows them and ends."""
     seen = look()
     if once or all(run.finished for run in seen.runs):
-        console.print(table(seen))
+        console.print(table(seen, console.width))
         return
-    with Live(table(seen), console=console, auto_refresh=False) as shown:
+    with Live(table(seen, console.width), console=console, auto_refresh=False) as shown:
         try:
             while not all(run.finished for run in seen.runs):
                 time.sleep(every_s)
                 seen = look()
-                shown.update(table(seen), refresh=True)
+                shown.update(table(seen, console.width), refresh=True)
         except KeyboardInterrupt:
             pass
 
 
-def table(seen: Overview) -> Table:
+def table(seen: Overview, width: int) -> Table:
+    """As many of the columns as the terminal has room for: a number without its end would be another number."""
     title = seen.study.title if len(seen.runs) > 1 else seen.runs[0].name
+    rows = list(_rows(seen))
+    headings = list(rows[0])
+    for heading in FIRST_TO_GO:
+        if _needed(headings, rows) > width:
+            headings.remove(heading)
     made = Table(title=Text(title), title_justify="left")
-    for heading in ("row", "seed", "network"):
-        made.add_column(heading)
-    for heading in ("epoch", "error %", "best %", "NLL"):
-        made.add_column(heading, justify="right")
-    made.add_column("error so far", no_wrap=True)
-    made.add_column("left", justify="right")
-    for entry in seen.entries:
-        for seed, run in entry.runs.items():
-            for place, network in enumerate(run.recipe.networks):
-                made.add_row(*_cells(entry, seed, run, network, is_first=place == 0))
+    for heading in headings:
+        made.add_column(heading, justify="left" if heading in WORDS else "right", no_wrap=heading not in WORDS)
+    for row in rows:
+        made.add_row(*(Text(row[heading]) for heading in headings))  # names are text, not markup
     return made
 
 
-def _cells(entry: Entry, seed: int, run: SeenRun, network: str, *, is_first: bool) -> list[Text]:
-    errors = list(run.curve("test", f"{network}/final", "top1_error").values())
-    cells = (
-        entry.name if is_first else "",
-        str(seed) if is_first else "",
-        f"{network} {run.recipe.networks[network]}",
-        f"{run.epochs_done}/{run.recipe.length.epochs}" if is_first else "",
-        f"{errors[-1]:.2f}" if errors else "–",
-        f"{min(errors):.2f}" if errors else "–",
-        _number(run.latest("test", f"{network}/final", "nll")),
-        sparkline(errors),
-        left(run) if is_first else "",
-    )
-    return [Text(cell) for cell in cells]  # names are text, not markup
+def _needed(headings: list[str], rows: list[dict[str, str]]) -> int:
+    """The letters of a line, with the rules and spaces between columns."""
+    return 1 + sum(3 + max(cell_len(text) for text in (one, *(row[one] for row in rows))) for one in headings)
 
 
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4f}"
+def _rows(seen: Overview) -> Iterator[dict[str, str]]:
+    """A line for each network, by heading; what is of the whole run stands in its first."""
+    validated = any(entry.recipe.data.validation for entry in seen.entries)
+    for entry in seen.entries:
+        for seed, run in entry.runs.items():
+            whole = (entry.name, str(seed), f"{run.epochs_done}/{run.recipe.length.epochs}", left(run))
+            for network in run.recipe.networks:
+                row, of_seed, epoch, remaining = whole
+                errors = list(run.curve("test", f"{network}/final", "top1_error").values())
+                validation = _number(run.latest("validation", f"{network}/final", "top1_error"))
+                yield {
+                    "row": row,
+                    "seed": of_seed,
+                    "network": f"{network} {run.recipe.networks[network]}",
+                    "epoch": epoch,
+                    "error %": _number(errors[-1] if errors else None),
+                    "best %": _number(min(errors, default=None)),
+                    **({"validation %": validation} if validated else {}),
+                    "NLL": _number(run.latest("test", f"{network}/final", "nll"), digits=4),
+                    "error so far": sparkline(errors),
+                    "left": remaining,
+                }
+                whole = ("", "", "", "")
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
 
 
 def sparkline(values: list[float]) -> str:
@@ -111,9 +128,8 @@ def to_dict(seen: Overview) -> dict[str, Any]:
                 "epochs": run.recipe.length.epochs,
                 "elapsed_s": run.elapsed_s,
                 "remaining_s": remaining_s(run),
-                "networks": {name: run.records[-1]["test"].get(f"{name}/final") for name in run.recipe.networks}
-                if run.records
-                else {},
+                "networks": _latest(run, "test"),
+                "validation": _latest(run, "validation"),
                 "notes": list(run.notes),
             }
             for entry in seen.entries
@@ -121,3 +137,9 @@ def to_dict(seen: Overview) -> dict[str, Any]:
         ],
         "left_out": list(seen.left_out),
     }
+
+
+def _latest(run: SeenRun, split: str) -> dict[str, Any]:
+    """The metrics of every network at the latest evaluation; none of a split that the run does not have."""
+    measured = run.records[-1].get(split, {}) if run.records else {}
+    return {name: measured.get(f"{name}/final") for name in run.recipe.networks} if measured else {}

@@ -70,28 +70,24 @@ def training_flops(recipe: Recipe) -> int | None:
 def image_flops(recipe: Recipe, seen: Sizes) -> int:
     """Of one training image through every network and head, forward and backward; frozen networks only forward."""
     graph = recipe.graph
-    forward = _forward_flops(
-        tuple(recipe.networks.items()), tuple(graph.exits.items()), recipe.heads.kind, seen.classes, seen.shape
+    return sum(
+        _forward_flops(network, graph.exits[name], recipe.heads.kind, seen.classes, seen.shape)
+        * (1 if name in graph.frozen else PASSES)
+        for name, network in recipe.networks.items()
     )
-    return sum(flops * (1 if name in graph.frozen else PASSES) for name, flops in forward)
 
 
 @lru_cache
-def _forward_flops(
-    networks: tuple[tuple[str, str], ...],
-    exits: tuple[tuple[str, tuple[str, ...]], ...],
-    kind: str,
-    classes: int,
-    shape: tuple[int, int, int],
-) -> tuple[tuple[str, int], ...]:
+def _forward_flops(network: str, exits: tuple[str, ...], heads: str, classes: int, shape: tuple[int, int, int]) -> int:
+    """Of one network with its heads; twins and the rows of a study have many that are alike."""
     import torch
 
     from codistill.cohort import Cohort
     from codistill.networks.counting import cost
 
     with torch.device("meta"):
-        cohort = Cohort(dict(networks), classes, in_channels=shape[0], heads=kind, exits=dict(exits))
-    return tuple((name, cost(member, shape).flops) for name, member in cohort.members.items())
+        cohort = Cohort({"a": network}, classes, in_channels=shape[0], heads=heads, exits=exits)
+    return cost(cohort.members["a"], shape).flops
 
 
 def finished_flops_per_s(results: Iterable[Result]) -> float | None:

@@ -2,9 +2,10 @@
 
 import csv
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import count
 
 from codistill.studies.report import Results
 from codistill.studies.results import Result
@@ -20,8 +21,9 @@ STYLES = (
     ("#e69f00", "1 3"),
     ("#56b4e9", "10 4"),
 )
-WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 720, 420, 56, 40, 16, 44
-LEGEND = WIDTH - 310
+WIDTH, PLOT_HEIGHT, LEFT, RIGHT, BOTTOM = 720, 336, 56, 16, 44
+HEADING, LINE = 36, 16  # what the title takes, and each line of the legend below it
+MOST_TICKS = 8
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,29 @@ def to_csv(study: Study, results: Results) -> str:
     return text.getvalue()
 
 
+@dataclass(frozen=True)
+class Plane:
+    """Where epochs and errors are in a picture; ``top`` is in pixels, below the legend."""
+
+    top: float
+    last: int
+    most: float
+
+    @property
+    def height(self) -> float:
+        """Of the whole picture."""
+        return self.top + PLOT_HEIGHT + BOTTOM
+
+    def x(self, epoch: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * epoch / self.last
+
+    def y(self, error: float) -> float:
+        return self.top + PLOT_HEIGHT * (1 - error / self.most)
+
+    def line(self, points: Iterable[tuple[int, float]]) -> str:
+        return " ".join(f"{self.x(epoch):.1f},{self.y(error):.1f}" for epoch, error in points)
+
+
 def to_svg(study: Study, group: str, results: Results) -> str | None:
     """One picture of all rows of a group that have runs; None where none has."""
     rows = [row for row in study.rows if row.group == group]
@@ -60,30 +85,22 @@ def to_svg(study: Study, group: str, results: Results) -> str | None:
     if not curves:
         return None
     every = [point for points in curves.values() for point in points]
-    last = max(point.epoch for point in every)
-    top = max(10.0, -(-max(point.most for point in every) // 10) * 10)
-
-    def at(epoch: float, error: float) -> str:
-        x = LEFT + (WIDTH - LEFT - RIGHT) * epoch / last
-        y = HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * error / top
-        return f"{x:.1f},{y:.1f}"
-
-    drawn = [_axes(top, last, at)]
+    most = max(10.0, -(-max(point.most for point in every) // 10) * 10)
+    plane = Plane(HEADING + LINE * len(curves), max(point.epoch for point in every), most)
+    drawn = [*_axes(plane)]
     for index, (label, points) in enumerate(curves.items()):
         colour, dashes = STYLES[index % len(STYLES)]
-        band = [at(point.epoch, point.most) for point in points]
-        band += [at(point.epoch, point.least) for point in reversed(points)]
-        line = " ".join(at(point.epoch, point.mean) for point in points)
+        band = plane.line([(p.epoch, p.most) for p in points] + [(p.epoch, p.least) for p in reversed(points)])
         pen = f'fill="none" stroke="{colour}" stroke-width="1.8" stroke-dasharray="{dashes}"'
-        y = TOP + 16 * index
+        y = HEADING + LINE * index + 4
         drawn += [
-            f'<polygon points="{" ".join(band)}" fill="{colour}" opacity="0.15"/>',
-            f'<polyline points="{line}" {pen}/>',
-            f'<path d="M{LEGEND} {y - 4}h28" {pen}/>',
-            f'<text x="{LEGEND + 34}" y="{y}">{escape(label)}: {points[-1].mean:.2f} %, n = {points[-1].n}</text>',
+            f'<polygon points="{band}" fill="{colour}" opacity="0.15"/>',
+            f'<polyline points="{plane.line((p.epoch, p.mean) for p in points)}" {pen}/>',
+            f'<path d="M{LEFT} {y - 4}h28" {pen}/>',
+            f'<text x="{LEFT + 34}" y="{y}">{escape(label)}: {points[-1].mean:.2f} %, n = {points[-1].n}</text>',
         ]
     title = study.title if len(study.groups) == 1 else f"{study.title}: {group}"
-    return _document(title, _in_words(curves), drawn)
+    return _document(title, _in_words(curves), plane.height, drawn)
 
 
 def _in_words(curves: Mapping[str, Sequence[Point]]) -> str:
@@ -93,24 +110,30 @@ def _in_words(curves: Mapping[str, Sequence[Point]]) -> str:
     return f"Test error over epochs: lines are means over seeds, bands the range. {ends}."
 
 
-def _axes(top: float, last: int, at: Callable[[float, float], str]) -> str:
-    """A line for every ten percent, and where the training begins and ends."""
-    lines = []
-    for error in range(0, round(top) + 1, 10):
-        (left, y), (right, _) = at(0, error).split(","), at(last, error).split(",")
-        lines.append(f'<path d="M{left} {y}H{right}" stroke="{"#ddd" if error else "#666"}"/>')
-        lines.append(f'<text x="{LEFT - 6}" y="{y}" dy="4" text-anchor="end">{error} %</text>')
-    lines.append(f'<text x="{LEFT}" y="{HEIGHT - 20}">epoch 0</text>')
-    lines.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 20}" text-anchor="end">{last}</text>')
-    return "\n".join(lines)
+def _axes(plane: Plane) -> Iterator[str]:
+    """A line for every ten percent, and round epochs below."""
+    for error in range(0, round(plane.most) + 1, 10):
+        y = f"{plane.y(error):.1f}"
+        yield f'<path d="M{LEFT} {y}H{WIDTH - RIGHT}" stroke="{"#ddd" if error else "#666"}"/>'
+        yield f'<text x="{LEFT - 6}" y="{y}" dy="4" text-anchor="end">{error} %</text>'
+    for epoch in range(0, plane.last + 1, _step(plane.last)):
+        x, anchor = f"{plane.x(epoch):.1f}", "end" if epoch == plane.last else "middle"
+        yield f'<text x="{x}" y="{plane.height - 27:g}" text-anchor="{anchor}">{epoch}</text>'
+    yield f'<text x="{plane.x(plane.last / 2):.1f}" y="{plane.height - 9:g}" text-anchor="middle">epoch</text>'
 
 
-def _document(title: str, description: str, drawn: Sequence[str]) -> str:
+def _step(last: int) -> int:
+    """The least round number of which so many epochs have few."""
+    steps = (factor * int(10**power) for power in count() for factor in (1, 2, 5))
+    return next(step for step in steps if last / step <= MOST_TICKS)
+
+
+def _document(title: str, description: str, height: float, drawn: Sequence[str]) -> str:
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}" role="img" '
         f'aria-labelledby="title desc" font-family="sans-serif" font-size="12">'
     )
     words = f'<title id="title">{escape(title)}</title><desc id="desc">{escape(description)}</desc>'
-    ground = f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>'
-    heading = f'<text x="{LEFT}" y="20" font-size="13">{escape(title)}</text>'
+    ground = f'<rect width="{WIDTH}" height="{height:g}" fill="#fff"/>'
+    heading = f'<text x="{LEFT}" y="20" font-size="13">{escape(f"Test error. {title}")}</text>'
     return "\n".join([head, words, ground, heading, *drawn, "</svg>"]) + "\n"

@@ -7,10 +7,10 @@ from typing import Any
 
 from codistill.engine.files import to_json, write_atomically
 from codistill.engine.folder import RunFolder, read_result_file
-from codistill.recipes import difference
+from codistill.recipes import Recipe
 from codistill.studies import catalogue
 from codistill.studies.output import write
-from codistill.studies.report import Results, build, deviations, is_below
+from codistill.studies.report import Results, build, differing, is_below
 from codistill.studies.results import Result, read_result
 from codistill.studies.runs import run_name
 from codistill.studies.study import Row, Study, key_of
@@ -99,16 +99,18 @@ def _most_complete(study: Study, published: Iterable[Result]) -> Results | None:
     by_setting: dict[Setting, dict[str, dict[int, Result]]] = {}
     for result in (result for result in published if result.recipe.seed >= study.first_seed):
         for row in study.rows:
-            if (setting := _setting(row, result)) is not None:
+            if (setting := setting_of(row, result.recipe)) is not None:
                 by_setting.setdefault(setting, {}).setdefault(row.key, {})[result.recipe.seed] = result
     best = max(by_setting.values(), key=lambda found: (len(found), sum(map(len, found.values()))), default={})
     return best if len(best) >= 2 else None
 
 
-def _setting(row: Row, result: Result) -> Setting | None:
-    """None when the run is not of this row."""
-    recipe = row.resolved()
-    if any(not is_below(key_of(line), MAY_DIFFER) for line in difference(recipe, result.recipe)):
+def setting_of(row: Row, recipe: Recipe) -> Setting | None:
+    """How a recipe is otherwise than a row's; None when it is not of this row."""
+    if (row.recipe.method, row.recipe.networks) != (recipe.method, recipe.networks):
         return None
-    others = tuple(line for line in deviations(row, result) if key_of(line) != "length.epochs")
-    return result.recipe.length.epochs / recipe.length.epochs, others
+    own = row.resolved()
+    lines = differing(own, recipe)
+    if not all(is_below(key_of(line), MAY_DIFFER) for line in lines):
+        return None
+    return recipe.length.epochs / own.length.epochs, tuple(line for line in lines if key_of(line) != "length.epochs")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from codistill.recipes import difference
+from codistill.recipes import Recipe, difference
 from codistill.studies.costs import training_flops
 from codistill.studies.results import Result
 from codistill.studies.runs import run_name
@@ -63,8 +63,12 @@ def build(study: Study, results: Results, seeds: Sequence[int], *, best_epoch: b
 
 def deviations(row: Row, result: Result) -> list[str]:
     """What the run's recipe has otherwise than the study's, one ``key: ours → theirs`` each."""
-    lines = difference(row.resolved(), result.recipe)
-    return [line for line in lines if not is_below(key_of(line), NO_DEVIATION)]
+    return differing(row.resolved(), result.recipe)
+
+
+def differing(first: Recipe, second: Recipe) -> list[str]:
+    """What makes two recipes different trainings: not the seed, nor where and how often files are kept."""
+    return [line for line in difference(first, second) if not is_below(key_of(line), NO_DEVIATION)]
 
 
 def is_below(key: str, parents: Sequence[str]) -> bool:

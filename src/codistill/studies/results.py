@@ -32,7 +32,11 @@ class Result:
 
 def read_result(path: Path) -> Result:
     """Read a result.json, or say which file is not one and what to do about it."""
-    content = read_result_file(path)
+    return result_in(read_result_file(path), path)
+
+
+def result_in(content: Mapping[str, Any], path: Path) -> Result:
+    """The same of a file whose content was read already."""
     try:
         networks, epochs = content["networks"], content["epochs"]
         return Result(

@@ -30,8 +30,10 @@ THREE_CONTRASTS = (("DML", "independent"), ("DCM", "independent"), ("DCM", "DML"
 
 
 def title(network: str) -> str:
-    """A network as the paper writes it: ``wrn-28-10`` is WRN-28-10, with dropout WRN-28-10(+)."""
+    """A network as the paper writes it: ``wrn-28-10`` is WRN-28-10, with dropout WRN-28-10(+). Others as they are."""
     family, dash, options = network.removesuffix("-dropout-0.3").partition("-")
+    if family not in FAMILIES:
+        return network
     return f"{FAMILIES[family]}{dash}{options}" + ("(+)" if network.endswith("-dropout-0.3") else "")
 
 

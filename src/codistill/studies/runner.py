@@ -3,21 +3,21 @@
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, Self
+from types import FrameType
 
 from codistill.engine.files import write_atomically
 from codistill.engine.folder import RunFolder
+from codistill.engine.signals import handled
 from codistill.recipes import files
 from codistill.studies.crowd import Crowd
 from codistill.studies.progress import Display
 from codistill.studies.runs import Run
 
+ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C, `kill`, and a closed terminal
 STOPPED = 75  # what `codistill train` ends with when it was interrupted and has saved
 POLL_S = 0.2
 TAIL_LINES = 8
@@ -73,7 +73,8 @@ def run_all(
     waiting = [run for run in runs if not run.finished]
     children: list[_Child] = []
     outcome = Outcome()
-    with _Signals() as heard, display:
+    heard = _Heard()
+    with handled(ASKING, heard), display:
         while children or (waiting and not outcome.interrupted):
             if heard.count > outcome.interrupted:
                 _stop(children, display, at_once=outcome.interrupted)
@@ -155,25 +156,10 @@ def _stop(children: Sequence[_Child], display: Display, *, at_once: bool) -> Non
             child.process.send_signal(signal.SIGINT)
 
 
-class _Signals:
-    """Counts Ctrl-C, SIGTERM and a closed terminal, so that none of them can cut a start or an ending in two."""
+class _Heard:
+    """How often somebody asked to stop; counting cuts no start and no ending in two."""
 
-    NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    count = 0
 
-    def __init__(self) -> None:
-        self.count = 0
-        self._before: dict[signal.Signals, Any] = {}
-
-    def _hear(self, number: int, frame: FrameType | None) -> None:
+    def __call__(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
-
-    def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():  # nowhere else may handlers be set
-            self._before = {number: signal.signal(number, self._hear) for number in self.NUMBERS}
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)

@@ -1,6 +1,7 @@
 """MLflow: a run in the experiment ``codistill``, where MLFLOW_TRACKING_URI says, or else in MLflow's own place."""
 
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,15 @@ from codistill.trackers.identity import identity
 EXPERIMENT = "codistill"
 RUN_TAG = "codistill.run"
 EPOCH_TAG = "codistill.epoch"
+MOST_METRICS = 1000  # that MLflow takes at once
 
 
 class Mlflow:
     def __init__(self, recipe: Recipe, folder: Path) -> None:
-        from mlflow.entities import RunStatus  # type: ignore[import-not-found, unused-ignore]
+        from mlflow.entities import Metric, Param, RunStatus  # type: ignore[import-not-found, unused-ignore]
         from mlflow.tracking import MlflowClient  # type: ignore[import-not-found, unused-ignore]
 
+        self._metric: Any = Metric
         self._status: Any = RunStatus
         self._client: Any = MlflowClient()
         found = self._client.get_experiment_by_name(EXPERIMENT)
@@ -26,8 +29,9 @@ class Mlflow:
         if self._run is None:
             tags = {RUN_TAG: identity(folder), "mlflow.runName": folder.name}
             self._run = self._client.create_run(experiment, tags=tags).info.run_id
-            for key, value in recipe.model_dump(mode="json").items():
-                self._client.log_param(self._run, key, value if isinstance(value, str) else json.dumps(value))
+            settings = recipe.model_dump(mode="json").items()
+            params = [Param(key, value if isinstance(value, str) else json.dumps(value)) for key, value in settings]
+            self._client.log_batch(self._run, params=params)
 
     def _find(self, experiment: str, folder: Path) -> tuple[str | None, int]:
         """The run that an earlier call began, and the last epoch it was told; MLflow would keep repeated numbers."""
@@ -39,9 +43,11 @@ class Mlflow:
     def add(self, epoch: int, numbers: Mapping[str, float]) -> None:
         if epoch <= self._told:
             return
-        for name, value in numbers.items():
-            # MLflow's names may have no ">".
-            self._client.log_metric(self._run, name.replace("->", " to "), value, step=epoch)
+        now_ms = int(1000 * time.time())
+        # MLflow's names may have no ">".
+        told = [self._metric(name.replace("->", " to "), value, now_ms, epoch) for name, value in numbers.items()]
+        for begin in range(0, len(told), MOST_METRICS):  # by themselves, each would be a wait for disk or network
+            self._client.log_batch(self._run, metrics=told[begin : begin + MOST_METRICS])
         self._client.set_tag(self._run, EPOCH_TAG, str(epoch))
         self._told = epoch
 

@@ -20,7 +20,7 @@ class Wandb:
             id=identity(folder),
             resume="allow",
             dir=str(folder),
-            mode=os.environ.get("WANDB_MODE", "offline"),
+            mode=None if "WANDB_MODE" in os.environ else "offline",
             config=recipe.model_dump(mode="json"),
             settings=wandb.Settings(silent=True, console="off"),
         )

@@ -7,6 +7,7 @@ value that is checked when it is built, so whoever holds a graph holds a valid o
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from numbers import Real
 from types import MappingProxyType
 from typing import Any
@@ -56,11 +57,14 @@ class Outline:
         """Every network's own classifier, C1."""
         return tuple(classifier for classifier in self.classifiers if classifier.stage == 1)
 
+    @cached_property
+    def _by_name(self) -> dict[str, Classifier]:
+        return {classifier.name: classifier for classifier in self.classifiers}
+
     def __getitem__(self, name: "str | Classifier") -> Classifier:
-        by_name = {classifier.name: classifier for classifier in self.classifiers}
-        if str(name) not in by_name:
-            raise unknown("classifier", str(name), by_name)
-        return by_name[str(name)]
+        if str(name) not in self._by_name:
+            raise unknown("classifier", str(name), self._by_name)
+        return self._by_name[str(name)]
 
     def to_dict(self) -> dict[str, dict[str, int]]:
         return {n: {c.exit: c.stage for c in self.classifiers if c.network == n} for n in self.networks}

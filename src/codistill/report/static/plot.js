@@ -95,13 +95,15 @@ class Plot {
     return ticks.filter((tick) => !whole || Number.isInteger(tick)).map((tick) => [tick, tickWords(tick)]);
   }
 
-  /** Names of things: in full where they fit, else cut; every second or third where they still do not. */
+  /** Names of things: in full where they fit, else without their middle, since ends tell them apart; every second or
+      third where they still do not. */
   labelTicks(slot) {
     const { labels } = this.spec.x;
     const fits = Math.max(14, Math.floor(slot / LETTER) - 1);
     const longest = Math.min(fits, Math.max(...labels.map((label) => label.length)));
     const every = Math.max(1, Math.ceil((longest * LETTER + 6) / slot));
-    const cut = (label) => (label.length > fits ? `${label.slice(0, fits - 1)}…` : label);
+    const half = Math.floor((fits - 1) / 2);
+    const cut = (label) => (label.length > fits ? `${label.slice(0, half)}…${label.slice(-half)}` : label);
     return labels.map((label, index) => [index, cut(label)])
       .filter(([index]) => index % every === 0 && index >= this.range[0] && index <= this.range[1]);
   }
