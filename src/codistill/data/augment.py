@@ -105,6 +105,7 @@ def mix(images_BCHW: Tensor, draws: Draws) -> Tensor:
     if draws.partners is None or draws.own_share is None:
         return images_BCHW
     partners_BCHW = images_BCHW[draws.partners]
+    images_BCHW = images_BCHW[: draws.size]
     if draws.boxes is None:
         return torch.lerp(partners_BCHW, images_BCHW, draws.own_share)
     top, bottom, left, right = draws.boxes.unbind()
@@ -121,7 +122,7 @@ def mix_labels(labels_B: Tensor, draws: Draws, num_classes: int, label_smoothing
         return labels_B
     targets_BK = F.one_hot(labels_B, num_classes).float()
     if draws.partners is not None and draws.own_share is not None:
-        targets_BK = torch.lerp(targets_BK[draws.partners], targets_BK, draws.own_share)
+        targets_BK = torch.lerp(targets_BK[draws.partners], targets_BK[: draws.size], draws.own_share)
     return targets_BK * (1 - label_smoothing) + label_smoothing / num_classes
 
 
