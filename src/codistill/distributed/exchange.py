@@ -40,7 +40,7 @@ class Exchange:
         """
         if not self.round.expected:  # else nothing moves: a message leaves when it is expected
             self.expect(list(self.whereabouts), logits)
-        mine = logits.detach().float()
+        mine = logits.detach().to(_travels_as(logits))
         if not mine.is_cuda:
             self._send(name, mine.contiguous())
             return
@@ -85,7 +85,7 @@ class Exchange:
         for name in names:
             rank = self.whereabouts[name]
             if rank != self.crew.rank:
-                theirs = torch.empty(like.shape, dtype=torch.float32, pin_memory=like.is_cuda)
+                theirs = torch.empty(like.shape, dtype=_travels_as(like), pin_memory=like.is_cuda)
                 with self.crew.talking(rank):
                     self.round.expected[name] = rank, dist.irecv(theirs, rank, tag=self.tags[name]), theirs
 
@@ -101,3 +101,7 @@ class Exchange:
             with self.crew.talking(rank):
                 if work is not None:
                     work.wait()
+
+
+def _travels_as(logits: Tensor) -> torch.dtype:
+    return torch.promote_types(logits.dtype, torch.float32)

@@ -12,6 +12,10 @@ from codistill.distributed.split import Split, learning
 from codistill.recipes.schema import Recipe
 
 
+TOLERATED_LOAD = 1.25
+"""What a busiest rank may have to do, over that of the mesh with the least, for fewer gradients to travel."""
+
+
 @dataclass(frozen=True)
 class Layout:
     split: Split
@@ -118,9 +122,9 @@ def _meshes(recipe: Recipe, ranks: int, wish: Wish) -> Iterator[tuple[int, int]]
 
 
 def chosen_layout(costs: Mapping[str, float], recipe: Recipe, ranks: int, wish: Wish) -> Layout:
-    """What was wished, and otherwise the cheapest: along ``cohort`` as far as there are networks, whose exchange is
+    """What was wished, and otherwise along ``cohort`` as far as there are networks, for predictions are almost free.
 
-    almost free; with more ranks than that, the mesh whose busiest rank has least to do.
+    With more ranks than networks: as many groups as do not leave some rank much more to do than another mesh would.
     """
 
     def layout(groups: int, shards: int) -> Layout:
@@ -130,7 +134,10 @@ def chosen_layout(costs: Mapping[str, float], recipe: Recipe, ranks: int, wish: 
     layouts = [layout(*mesh) for mesh in _meshes(recipe, ranks, wish)]
     if layouts[0].shards == 1:
         return layouts[0]
-    return min(layouts, key=lambda layout: max(loads(layout, costs)))
+    busiest = [max(loads(layout, costs)) for layout in layouts]
+    return next(
+        layout for layout, load in zip(layouts, busiest, strict=True) if load <= TOLERATED_LOAD * min(busiest)
+    )
 
 
 def loads(layout: Layout, costs: Mapping[str, float]) -> list[float]:
