@@ -135,3 +135,12 @@ def test_whoever_is_missing_is_named(how: str, timeout_s: float, told: str, tmp_
     assert all(message.startswith(told) for message in said), said
     if how == "fails":
         assert (tmp_path / "2").read_text() == "ValueError: my disk is full"
+
+
+def test_a_missing_sharer_is_named(tmp_path: Path) -> None:
+    """In a mesh of 2 × 2 everybody says who it was, also the one who has nothing to do with it."""
+    with ranks_of(4, 60, end_oddly, "killed", recipe_of(2), tmp_path / "run", tmp_path) as processes:
+        assert [wait_for(process) for process in processes[:3]] == [3, 3, 3]
+    said = [(tmp_path / f"{rank}").read_text() for rank in range(3)]
+    told = "LostPeerError: rank 3 (b, share 2 of 2) ended without a word: killed, or its host is gone"
+    assert all(message.startswith(told) for message in said), said
