@@ -91,7 +91,12 @@ def test_ranks_of_different_trainings_all_say_the_same(tmp_path: Path) -> None:
     assert together(3, disagree, tmp_path) == [0, 0, 0]
     said, *others = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
     assert others == [said, said]
-    differences = ["seed: 3 → 4", "data: other images or labels", "layout: split by cost, shards by cost → split b,a", "codistill: .* → 9.9"]
+    differences = [
+        "seed: 3 → 4",
+        "data: other images or labels",
+        "layout: split by cost, shards by cost → split b,a",
+        "codistill: .* → 9.9",
+    ]
     for message, difference in zip(said, differences, strict=True):
         assert message.startswith("rank 2 was started for another training than rank 0:\n  ")
         assert re.search(difference, message), message

@@ -249,7 +249,8 @@ def test_the_sbatch_file_queues_again_only_what_was_told_to_stop(
 
 
 @pytest.mark.parametrize(
-    ("options", "message"), [(["--nodes=2", "--nproc=4", "--shards=1"], "8 processes for 2"), (["--time=soon"], "--time soon")]
+    ("options", "message"),
+    [(["--nodes=2", "--nproc=4", "--shards=1"], "8 processes for 2"), (["--time=soon"], "--time soon")],
 )
 def test_an_sbatch_file_that_cannot_work_is_not_printed(options: list[str], message: str) -> None:
     result = CliRunner().invoke(app, ["slurm", "quickstart", *options])

@@ -91,5 +91,5 @@ def test_a_prediction_arrives_before_the_next_is_made() -> None:
 
 def test_recipes_say_how_old_predictions_are() -> None:
     assert recipe_of(2).processes.predictions == "fresh"
-    with pytest.raises(ValueError, match="processes.predictions"):
+    with pytest.raises(ValueError, match=r"processes\.predictions"):
         recipe_of(2, processes={"predictions": "stale"})

@@ -30,7 +30,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def shared_recipe(variant: str = "dcm", **changes: Any) -> Recipe:
-    """Without dropout, whose random numbers follow the shares. Batches of 33, 33 and 1: shares of 17 and 16, or none."""
+    """Without dropout, whose random numbers follow the shares. Batches of 33 and 1: shares of 17 and 16; 1 and 0."""
     data = Data(name="fashion", train_limit=67, test_limit=51, wrong_labels=0.4).model_dump()
     settings = {"networks": NETWORKS, "data": data, "batch_size": 33, "checkpoints": {"every_s": 1000.0}}
     return tiny_recipe(**{**settings, **VARIANTS[variant], **changes})
@@ -68,7 +68,9 @@ def assert_close(out: Path, alone: Path) -> None:
     assert mine.keys() == theirs.keys()
     assert len(mine) > 100
     for name, tensor in mine.items():
-        torch.testing.assert_close(tensor, theirs[name], rtol=CLOSE, atol=CLOSE, msg=lambda text, name=name: name + text)
+        torch.testing.assert_close(
+            tensor, theirs[name], rtol=CLOSE, atol=CLOSE, msg=lambda text, name=name: name + text
+        )
 
 
 def assert_same_story(out: Path, alone: Path) -> None:

@@ -61,7 +61,9 @@ def test_a_rank_of_teachers_only_is_refused() -> None:
         Split.parse("t,s", taught())
 
 
-@pytest.mark.parametrize(("ranks", "message"), [(4, r"4 processes for 3 networks .* at most 3, or raise --shards"), (0, "at least 1")])
+@pytest.mark.parametrize(
+    ("ranks", "message"), [(4, r"4 processes for 3 networks .* at most 3, or raise --shards"), (0, "at least 1")]
+)
 def test_too_many_processes(ranks: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         refuse_misfit(recipe_of(3), ranks, Wish(shards=1))

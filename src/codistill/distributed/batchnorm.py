@@ -1,9 +1,10 @@
 """Batch normalisation over a whole batch of which every process has a share.
 
-On CUDA torch's own; it refuses to run on the CPU, so there it is ours: plain operations around a sum over the
-processes that can be differentiated.
+On CUDA torch's own; it refuses to run on the CPU, so there it is ours: torch's kernels for evaluation with the whole
+batch's statistics, and one sum over the processes in each direction. Axes: D processes, C channels.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,17 +16,55 @@ from codistill.distributed.sharing import Sharers
 from codistill.networks.layers import BatchNorm2d
 
 
-class SharedSum(torch.autograd.Function):
-    """Everybody's sum. Everybody's objective depends on it, so its gradient is the sum of everybody's too."""
+class Normalised(torch.autograd.Function):
+    """By statistics of the whole batch, through which every share's gradient reaches every other share."""
 
     @staticmethod
-    def forward(ctx: Any, numbers: Tensor, sharers: Sharers) -> Tensor:
-        ctx.sharers = sharers
-        return sharers.summed(numbers)
+    def forward(
+        ctx: Any, x: Tensor, weight_C: Tensor, bias_C: Tensor, statistics: "Statistics", eps: float, sharers: Sharers
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight_C)
+        ctx.statistics, ctx.eps, ctx.sharers = statistics, eps, sharers
+        return F.batch_norm(x, statistics.mean_C, statistics.var_C, weight_C, bias_C, False, 0.0, eps)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return ctx.sharers.summed(gradients[0]), None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight_C = ctx.saved_tensors
+        mean_C, var_C, images = ctx.statistics.mean_C, ctx.statistics.var_C, ctx.statistics.count
+        as_constants, by_weight_C, by_bias_C = torch.zeros_like(x), torch.zeros_like(mean_C), torch.zeros_like(mean_C)
+        if x.numel():  # on no images torch's kernel divides by their number, and the process dies
+            # As if the statistics were constants: with the sums over this share that the rest needs of everybody.
+            as_constants, by_weight_C, by_bias_C = torch.ops.aten.native_batch_norm_backward(
+                gradients[0], x, weight_C, mean_C, var_C, None, None, False, ctx.eps, [True, True, True]
+            )
+        of_all_weight_C, of_all_bias_C = ctx.sharers.summed(torch.stack([by_weight_C, by_bias_C])) / images
+        inverse_std_C = (var_C + ctx.eps).rsqrt()
+        slope_C = weight_C * inverse_std_C.square() * of_all_weight_C
+        offset_C = weight_C * inverse_std_C * of_all_bias_C - slope_C * mean_C
+        shape = _per_channel(x)
+        return as_constants - (x * slope_C.view(shape) + offset_C.view(shape)), by_weight_C, by_bias_C, None, None, None
+
+
+class Statistics:
+    """Mean and variance of a batch from those of its shares (Chan et al.), which lose no digits as squares would."""
+
+    def __init__(self, x: Tensor, sharers: Sharers) -> None:
+        mine = x.new_zeros(sharers.count, 2 * x.shape[1] + 1)
+        if x.numel():
+            axes = [axis for axis in range(x.ndim) if axis != 1]
+            var_C, mean_C = torch.var_mean(x, axes, correction=0)
+            mine[sharers.index] = torch.cat([mean_C, var_C, x.new_tensor([x.numel() // x.shape[1]])])
+        means_DC, vars_DC, counts_D1 = torch.split_with_sizes(sharers.summed(mine), [x.shape[1], x.shape[1], 1], dim=1)
+        self.count = counts_D1.sum()
+        self.mean_C = (means_DC * counts_D1).sum(0) / self.count
+        self.var_C = ((vars_DC + (means_DC - self.mean_C).square()) * counts_D1).sum(0) / self.count
+
+    def unbiased(self) -> Tensor:
+        return self.var_C * self.count / (self.count - 1).clamp_min(1)
+
+
+def _per_channel(x: Tensor) -> list[int]:
+    return [1, -1, *[1] * (x.ndim - 2)]
 
 
 class SharedBatchNorm(_BatchNorm):
@@ -41,28 +80,16 @@ class SharedBatchNorm(_BatchNorm):
 
     def forward(self, given: Tensor) -> Tensor:
         if not self.training:
-            statistics = self.running_mean, self.running_var
-            return F.batch_norm(given, *statistics, self.weight, self.bias, statistics[0] is None, 0.0, self.eps)
+            running = self.running_mean, self.running_var
+            return F.batch_norm(given, *running, self.weight, self.bias, running[0] is None, 0.0, self.eps)
         x = given.to(torch.promote_types(given.dtype, torch.float32))
-        others = [axis for axis in range(x.ndim) if axis != 1]
-        shape = [1, -1] + [1] * (x.ndim - 2)
-        size = x.new_tensor([x.numel() // self.num_features])
-        sums = self._summed(torch.cat([x.sum(others), size]))
-        sums_C, total = sums[:-1], sums[-1].detach()
-        mean_C = sums_C / total
-        # Twice over the images: E[x²] - E[x]² would lose what float32 has.
-        centred = x - mean_C.view(shape)
-        var_C = self._summed(centred.square().sum(others)) / total
-        self._move(mean_C.detach(), (var_C * total / (total - 1).clamp_min(1)).detach())
-        normed = centred * (var_C + self.eps).rsqrt().view(shape)
-        if self.affine:
-            normed = normed * self.weight.view(shape) + self.bias.view(shape)
-        answer: Tensor = normed.to(given.dtype)
-        return answer
-
-    def _summed(self, numbers: Tensor) -> Tensor:
-        total: Tensor = SharedSum.apply(numbers, self.sharers)  # type: ignore[no-untyped-call]
-        return total
+        with torch.no_grad():
+            statistics = Statistics(x, self.sharers)
+        self._move(statistics.mean_C, statistics.unbiased())
+        weight = self.weight if self.affine else torch.ones_like(statistics.mean_C)
+        bias = self.bias if self.affine else torch.zeros_like(statistics.mean_C)
+        normalise: Callable[..., Tensor] = Normalised.apply
+        return normalise(x, weight, bias, statistics, self.eps, self.sharers).to(given.dtype)
 
     @torch.no_grad()
     def _move(self, mean_C: Tensor, var_C: Tensor) -> None:

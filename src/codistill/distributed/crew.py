@@ -182,6 +182,16 @@ class Crew:
         except RuntimeError as error:
             raise self._explained(error, to) from error
 
+    @contextmanager
+    def overhearing(self) -> Iterator[None]:
+        """Around code of torch's that talks by itself, and may fail for other reasons too."""
+        try:
+            yield
+        except RuntimeError as error:
+            if "gloo" not in str(error):
+                raise
+            raise self._explained(error, None) from error
+
     def _explained(self, error: RuntimeError, suspect: int | None) -> RunError:
         """Who is missing, and why if that is known. Torch's own message is kept: it may name a wrong interface."""
         kind = "silent" if "timed out" in str(error).lower() or "timeout" in str(error).lower() else "gone"

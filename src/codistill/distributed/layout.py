@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from codistill.distributed.split import Split, learning
 from codistill.recipes.schema import Recipe
 
-
 TOLERATED_LOAD = 1.25
 """What a busiest rank may have to do, over that of the mesh with the least, for fewer gradients to travel."""
 
@@ -135,9 +134,7 @@ def chosen_layout(costs: Mapping[str, float], recipe: Recipe, ranks: int, wish: 
     if layouts[0].shards == 1:
         return layouts[0]
     busiest = [max(loads(layout, costs)) for layout in layouts]
-    return next(
-        layout for layout, load in zip(layouts, busiest, strict=True) if load <= TOLERATED_LOAD * min(busiest)
-    )
+    return next(layout for layout, load in zip(layouts, busiest, strict=True) if load <= TOLERATED_LOAD * min(busiest))
 
 
 def loads(layout: Layout, costs: Mapping[str, float]) -> list[float]:

@@ -68,7 +68,8 @@ class Mesh:
         return self.predictions.following(self.training, batches)
 
     def run(self, name: str, network: Network, images: Tensor) -> Mapping[str, Tensor]:
-        return self.predictions.run(name, self.training.cohort.members[name], network, images)
+        with self.crew.overhearing():  # synchronised batch norm
+            return self.predictions.run(name, self.training.cohort.members[name], network, images)
 
     def exchange(self, logits: Mapping[str, Tensor], names: Sequence[str]) -> Mapping[str, Tensor]:
         return self.predictions.exchange(logits, names)
@@ -84,7 +85,7 @@ class Mesh:
 
     @contextmanager
     def _completing(self, share_of_batch: float, updates: bool) -> Iterator[None]:
-        with self.gradients.added() if self.gradients and updates else nullcontext():
+        with self.crew.overhearing(), self.gradients.added() if self.gradients and updates else nullcontext():
             yield
         if self.statistics:
             self.statistics.average(share_of_batch)

@@ -117,7 +117,8 @@ def _by_exits(network: Sections, x: Tensor, ready: Ready) -> dict[str, Tensor]:
             early[exit_name] = x, (branch, logits)
             ready(exit_name, logits)
     ready("final", x)
-    return {"final": x, **{exit_name: Rejoined.apply(*early[exit_name]) for exit_name in network.heads}}
+    rejoin: Callable[..., Tensor] = Rejoined.apply
+    return {"final": x, **{exit_name: rejoin(*early[exit_name]) for exit_name in network.heads}}
 
 
 class Rejoined(torch.autograd.Function):
@@ -131,7 +132,7 @@ class Rejoined(torch.autograd.Function):
     def forward(ctx: Any, feature: Tensor, early: tuple[Tensor, Tensor]) -> Tensor:
         # As a pair, of which torch knows nothing: else it would go back through the head by itself, too.
         ctx.branch, ctx.logits = early
-        return ctx.logits.detach()
+        return early[1].detach()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None]:

@@ -28,6 +28,7 @@ class Sharers:
 
     def __init__(self, crew: Crew, group: dist.ProcessGroup) -> None:
         self.crew, self.group = crew, group
+        self.index, self.count = dist.get_rank(group), dist.get_world_size(group)
 
     def summed(self, numbers: Tensor) -> Tensor:
         """Everybody's sum, the same for all to the last bit."""
