@@ -6,6 +6,7 @@ to add the same numbers are 1e-4 apart after one step of these networks.)
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,40 @@ def test_as_in_one_process(
         2 * (2 if variant == "mixup, accumulated" else 3)
     ] * ranks
     assert all(facts["exposed_for_gradients_s"] > 0 for facts in result["processes"]["traffic_by_rank"])
+
+
+@pytest.mark.parametrize(
+    "augment",
+    [
+        Augment(pad=2),
+        Augment(pad=0, random_resized_crop=0.3, randaugment=9),
+        Augment(pad=2, mixup=0.4),
+        Augment(pad=2, cutmix=1.0, crop=20),
+    ],
+)
+@pytest.mark.parametrize("shards", [2, 3])
+def test_shares_are_the_batch(augment: Augment, shards: int) -> None:
+    """Augmented and mixed as in one process, to the bit; and what a step sees is what is fetched for it."""
+    from codistill.data.batches import Share
+    from codistill.data.load import load
+    from codistill.engine.runtime import prepare
+    from codistill.engine.trainer import draw_epoch
+    from codistill.engine.training import prepare_training
+
+    recipe = shared_recipe(augment=augment.model_dump())
+    training = prepare_training(recipe, load(seed=recipe.seed, **recipe.data.model_dump()), prepare(recipe.runtime))
+    plan = draw_epoch(training, 0)
+    plans = [replace(plan, share=Share(index, shards)) for index in range(shards)]
+    for step in range(len(plan)):
+        images, labels = training.batch(plan.step(step))
+        parts = [training.batch(each.step(step)) for each in plans]
+        assert torch.equal(torch.cat([part for part, _ in parts]), images)
+        assert torch.equal(torch.cat([part for _, part in parts]), labels)
+        for each, (part, _) in zip(plans, parts, strict=True):
+            assert torch.equal(each.order(step), each.step(step).indices)
+            assert each.step(step).size == len(part)
+            assert len(each.order(step)) == len(part) * (2 if augment.mixup or augment.cutmix else 1)
+    assert len(plan) == 3
 
 
 def test_continued_under_any_layout(alone: Mapping[str, Path], tmp_path: Path) -> None:

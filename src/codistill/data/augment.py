@@ -23,7 +23,7 @@ def augment(pixels_BCHW: Tensor, draws: Draws, settings: AugmentSettings, mean_C
         pixels = resize_regions(pixels, draws.regions, draws.flips, settings)
     elif draws.crops is not None or draws.flips is not None:
         pixels = crop_and_flip(pixels, draws.crops, draws.flips, settings)
-    if draws.operations is not None and draws.strengths is not None:
+    if draws.operations is not None and draws.strengths is not None and len(pixels):  # a share may have no images
         pixels = randaugment(pixels, draws.operations, draws.strengths)
     return mix(normalise(pixels, mean_C, std_C), draws)
 
