@@ -1,8 +1,9 @@
-"""What a cohort gains from processes and what it sends: time and bytes for a step, spread and not, and DDP's bytes.
+"""What a cohort gains from processes, what it sends, and whether the cost model of docs/distributed.md says the same.
 
-    python benchmarks/distributed.py --networks 1 2 4 --network wrn-16-1
+    python benchmarks/distributed.py --networks 1 2 4 8 --network wrn-10-1
 
-Every process computes with one thread. Bytes are those that the kernel saw rank 0 write, headers included.
+Every process computes with one thread. Bytes are those that the kernel saw rank 0 write, headers included. Where other
+programs run too, times of the processor say more than elapsed ones; all are medians over ``--repeats``.
 """
 
 import argparse
@@ -23,7 +24,10 @@ from torch.nn.parallel import DistributedDataParallel
 from codistill.cohort import Cohort
 from codistill.data.load import load
 from codistill.distributed.crew import Crew
+from codistill.distributed.exchange import Exchange
 from codistill.distributed.launch import LOOPBACK, meeting_place
+from codistill.distributed.layout import Layout
+from codistill.distributed.mesh import Mesh
 from codistill.distributed.split import Split
 from codistill.engine.peers import ALONE, Peers
 from codistill.engine.runtime import prepare
@@ -43,6 +47,13 @@ class Measured(NamedTuple):
     seconds: float
     cpu_seconds: float
     bytes_written: float
+
+
+class Link(NamedTuple):
+    """What a message costs: the processor's time for an empty one, and what it can move in a second."""
+
+    cpu_seconds: float
+    bytes_per_s: float
 
 
 def recipe_of(count: int, network: str, batch_size: int) -> Recipe:
@@ -84,13 +95,18 @@ def alone(_crew: Crew | None, recipe: Recipe, steps: int) -> Measured:
     return time_steps(recipe, ALONE, steps)
 
 
-def spread(crew: Crew, recipe: Recipe, steps: int) -> Measured:
-    crew.split = Split(tuple((name,) for name in recipe.networks))
-    return time_steps(recipe, crew, steps)
+def by_cohort(crew: Crew, recipe: Recipe, steps: int) -> Measured:
+    layout = Layout(Split(tuple((name,) for name in recipe.networks)))
+    return time_steps(recipe, Mesh(crew, layout, recipe), steps)
 
 
-def data_parallel(crew: Crew, recipe: Recipe, steps: int) -> Measured:
-    """The whole cohort in every process, its gradients averaged: what DDP would move for the same cohort."""
+def by_data(crew: Crew, recipe: Recipe, steps: int) -> Measured:
+    """Every process has all networks, and a share of the batch."""
+    return time_steps(recipe, Mesh(crew, Layout(Split((tuple(recipe.networks),)), crew.size), recipe), steps)
+
+
+def by_ddp(crew: Crew, recipe: Recipe, steps: int) -> Measured:
+    """The whole cohort in torch's own: its gradients are what counts here, not its time."""
     torch.set_num_threads(1)
     cohort = DistributedDataParallel(Cohort(recipe.networks, num_classes=10, in_channels=1, exits=recipe.graph.exits))
     images = torch.randn(8, 1, 28, 28)
@@ -100,6 +116,18 @@ def data_parallel(crew: Crew, recipe: Recipe, steps: int) -> Measured:
         sum(logits.square().mean() for logits in cohort(images).values()).backward()
 
     return timed(take, steps)
+
+
+def link(crew: Crew) -> Link:
+    """From exchanges of one classifier each, of one number and of a million."""
+
+    def cost(numbers: int) -> Measured:
+        exchange = Exchange(crew, {"a/final": 0, "b/final": 1})
+        mine = {("a/final", "b/final")[crew.rank]: torch.zeros(1, numbers)}
+        return timed(lambda _: exchange.complete(mine, ["a/final", "b/final"]) and None, 100)
+
+    small, large = cost(1), cost(10**6)
+    return Link(small.cpu_seconds, 4e6 / (large.cpu_seconds - small.cpu_seconds))
 
 
 def as_rank(rank: int, size: int, port: int, answers: Any, function: Any, *arguments: Any) -> None:
@@ -112,7 +140,7 @@ def as_rank(rank: int, size: int, port: int, answers: Any, function: Any, *argum
         crew.leave()
 
 
-def measure(size: int, function: Any, *arguments: Any) -> Measured:
+def measure(size: int, function: Any, *arguments: Any) -> Any:
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
     with meeting_place() as port:
@@ -122,10 +150,16 @@ def measure(size: int, function: Any, *arguments: Any) -> Measured:
         ]
         for process in ranks:
             process.start()
-        measured: Measured = answers.get(timeout=600)
+        measured = answers.get(timeout=600)
         for process in ranks:
             process.join()
     return measured
+
+
+def repeated(repeats: int, size: int, function: Any, *arguments: Any) -> Any:
+    """The median of each figure by itself."""
+    found = [measure(size, function, *arguments) for _ in range(repeats)]
+    return type(found[0])(*(statistics.median(figures) for figures in zip(*found, strict=True)))
 
 
 def main() -> None:
@@ -133,29 +167,59 @@ def main() -> None:
     options.add_argument("--networks", type=int, nargs="+", default=[1, 2, 4])
     options.add_argument("--network", default="wrn-16-1")
     options.add_argument("--batch-size", type=int, default=64)
-    options.add_argument("--steps", type=int, default=20)
+    options.add_argument("--steps", type=int, default=10)
+    options.add_argument("--repeats", type=int, default=3)
     given = options.parse_args()
 
-    headings = ("N", "1 process, s (CPU)", "N processes, s (CPU)", "ratio", "sent, kB", "formula", "DDP, kB", "formula")
-    table = Table(*headings, title=f"{given.network}, batch {given.batch_size}, {len(os.sched_getaffinity(0))} cores")
+    link_of_two = repeated(given.repeats, 2, link)
+    single = repeated(given.repeats, 1, alone, recipe_of(1, given.network, given.batch_size), given.steps)
+    times = Table(
+        "N", "one process", "cohort", "gain", "model", "measured / model", "data", "gain", title="CPU s a step"
+    )
+    sizes = Table("N", "predictions", "formula", "gradients", "formula", "DDP", title="kB that rank 0 sends in a step")
     for count in given.networks:
         recipe = recipe_of(count, given.network, given.batch_size)
-        together = measure(1, alone, recipe, given.steps)
+        together = repeated(given.repeats, 1, alone, recipe, given.steps)
         if count == 1:
-            table.add_row("1", f"{together.seconds:.3f} ({together.cpu_seconds:.3f})")
+            times.add_row("1", f"{together.cpu_seconds:.4f}")
             continue
-        apart = measure(count, spread, recipe, given.steps)
-        by_ddp = measure(count, data_parallel, recipe, 3)
-        classifiers = 1 + len(recipe.graph.exits["n0"])
-        formula = (count - 1) * classifiers * given.batch_size * 10 * 4
-        cohort = Cohort(recipe.networks, num_classes=10, in_channels=1, exits=recipe.graph.exits)
-        weights = sum(parameter.numel() for parameter in cohort.parameters())
-        ring = 2 * (count - 1) / count * weights * 4
-        sizes = (apart.bytes_written, formula, by_ddp.bytes_written, ring)
-        times = [f"{measured.seconds:.3f} ({measured.cpu_seconds:.3f})" for measured in (together, apart)]
-        ratios = f"{together.seconds / apart.seconds:.2f} ({together.cpu_seconds / apart.cpu_seconds:.2f})"
-        table.add_row(str(count), *times, ratios, *(f"{size / 1e3:,.1f}" for size in sizes))
-    Console(width=120).print(table)
+        cohort = repeated(given.repeats, count, by_cohort, recipe, given.steps)
+        data = repeated(given.repeats, count, by_data, recipe, given.steps)
+        ddp = measure(count, by_ddp, recipe, 3)
+        model = single.cpu_seconds + (count - 1) * classifiers(recipe) * link_of_two.cpu_seconds
+        gains = [together.cpu_seconds / measured.cpu_seconds for measured in (cohort, data)]
+        times.add_row(
+            str(count),
+            f"{together.cpu_seconds:.4f} ({together.seconds:.3f} elapsed)",
+            f"{cohort.cpu_seconds:.4f} ({cohort.seconds:.3f})",
+            f"{gains[0]:.2f}",
+            f"{model:.4f}",
+            f"{cohort.cpu_seconds / model:.2f}",
+            f"{data.cpu_seconds:.4f} ({data.seconds:.3f})",
+            f"{gains[1]:.2f}",
+        )
+        predictions = (count - 1) * classifiers(recipe) * given.batch_size * 10 * 4
+        ring = 2 * (count - 1) / count * weights(recipe) * 4
+        moved = (cohort.bytes_written, predictions, data.bytes_written, ring, ddp.bytes_written)
+        sizes.add_row(str(count), *(f"{size / 1e3:,.1f}" for size in moved))
+    screen = Console(width=120)
+    screen.print(
+        f"{given.network}, batch {given.batch_size}, {len(os.sched_getaffinity(0))} cores, load {os.getloadavg()}"
+    )
+    screen.print(
+        f"a message: {1e6 * link_of_two.cpu_seconds:.0f} µs and {link_of_two.bytes_per_s / 1e9:.1f} GB/s of CPU time"
+    )
+    screen.print(times, sizes)
+
+
+def classifiers(recipe: Recipe) -> int:
+    """Of each network; all are alike."""
+    return 1 + len(recipe.graph.exits["n0"])
+
+
+def weights(recipe: Recipe) -> int:
+    cohort = Cohort(recipe.networks, num_classes=10, in_channels=1, exits=recipe.graph.exits)
+    return sum(parameter.numel() for parameter in cohort.parameters())
 
 
 if __name__ == "__main__":

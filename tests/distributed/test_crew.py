@@ -25,16 +25,18 @@ def written_bytes() -> int:
 
 
 def count_bytes(crew: Any, recipe: Recipe, split: str, notes: Path) -> None:
+    from codistill.distributed.layout import Layout
+    from codistill.distributed.mesh import Mesh
     from codistill.distributed.split import Split
 
-    crew.split = Split.parse(split, recipe)
+    mesh = Mesh(crew, Layout(Split.parse(split, recipe)), recipe)
     names = [f"{name}/{exit}" for name in recipe.networks for exit in ("final", "stage1", "stage2")]
     everybody = {name: torch.full((BATCH, CLASSES), float(index)) for index, name in enumerate(names)}
-    mine = {name: logits for name, logits in everybody.items() if crew.holds(name.split("/")[0])}
+    mine = {name: logits for name, logits in everybody.items() if mesh.holds(name.split("/")[0])}
     mine = {name: logits.bfloat16().requires_grad_() for name, logits in mine.items()}
     before = written_bytes()
     for _ in range(EXCHANGES):
-        known = crew.exchange(mine, names)
+        known = mesh.exchange(mine, names)
     by_kernel = (written_bytes() - before) / EXCHANGES
     assert list(known) == names
     assert all(torch.equal(known[name].float(), everybody[name]) for name in names)
@@ -66,14 +68,15 @@ def disagree(crew: Any, notes: Path) -> None:
     """In each case the last rank was started otherwise; all must say the same, and none may wait."""
     from codistill.data import embedded
     from codistill.distributed import trainer
+    from codistill.distributed.layout import Wish
 
     odd = crew.rank == crew.size - 1
     recipe, data, said = recipe_of(2), embedded.read(), []
     cases: list[tuple[Any, ...]] = [
-        (recipe_of(2, seed=4, batch_size=16) if odd else recipe, data, None),
-        (recipe, relabelled(data) if odd else trainer.own(data, recipe), None),
-        (recipe, data, "b,a" if odd else None),
-        (recipe, data, None),
+        (recipe_of(2, seed=4, batch_size=16) if odd else recipe, data, Wish()),
+        (recipe, relabelled(data) if odd else trainer.own(data, recipe), Wish()),
+        (recipe, data, Wish("b,a") if odd else Wish()),
+        (recipe, data, Wish()),
     ]
     for case in cases:
         if case is cases[-1]:
@@ -88,7 +91,12 @@ def test_ranks_of_different_trainings_all_say_the_same(tmp_path: Path) -> None:
     assert together(3, disagree, tmp_path) == [0, 0, 0]
     said, *others = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
     assert others == [said, said]
-    differences = ["seed: 3 → 4", "data: other images or labels", "split: by cost → b,a", "codistill: .* → 9.9"]
+    differences = [
+        "seed: 3 → 4",
+        "data: other images or labels",
+        "layout: split by cost, shards by cost → split b,a",
+        "codistill: .* → 9.9",
+    ]
     for message, difference in zip(said, differences, strict=True):
         assert message.startswith("rank 2 was started for another training than rank 0:\n  ")
         assert re.search(difference, message), message
@@ -132,3 +140,12 @@ def test_whoever_is_missing_is_named(how: str, timeout_s: float, told: str, tmp_
     assert all(message.startswith(told) for message in said), said
     if how == "fails":
         assert (tmp_path / "2").read_text() == "ValueError: my disk is full"
+
+
+def test_a_missing_sharer_is_named(tmp_path: Path) -> None:
+    """In a mesh of 2 × 2 everybody says who it was, also the one who has nothing to do with it."""
+    with ranks_of(4, 60, end_oddly, "killed", recipe_of(2), tmp_path / "run", tmp_path) as processes:
+        assert [wait_for(process) for process in processes[:3]] == [3, 3, 3]
+    said = [(tmp_path / f"{rank}").read_text() for rank in range(3)]
+    told = "LostPeerError: rank 3 (b, share 2 of 2) ended without a word: killed, or its host is gone"
+    assert all(message.startswith(told) for message in said), said

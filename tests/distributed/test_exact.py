@@ -20,6 +20,7 @@ def train_one_epoch(recipe: Recipe, out: Path) -> None:
 
 def train_spread(crew: Any, recipe: Recipe, out: Path, split: str | None = None, stop_after: int | None = None) -> None:
     """Somebody who does not lead is told to stop: all must hear of it."""
+    from codistill.distributed.layout import Wish
     from codistill.distributed.trainer import train_together
 
     steps = 0
@@ -29,7 +30,7 @@ def train_spread(crew: Any, recipe: Recipe, out: Path, split: str | None = None,
         steps += 1
         return steps == stop_after and crew.rank == 1
 
-    train_together(recipe, out, crew, split=split, stop=stop)
+    train_together(recipe, out, crew, wish=Wish(split), stop=stop)
     crew.leave()
     if crew.leads:
         assert (out / "result.json").exists() == (stop_after is None)

@@ -19,7 +19,7 @@ from codistill import recipes
 from codistill.cli.app import app
 from codistill.distributed.joining import LAUNCHER, is_loopback, is_orphaned
 from codistill.distributed.launch import launch
-from codistill.distributed.split import refuse_too_many
+from codistill.distributed.layout import Wish, refuse_misfit
 from processes import in_new_process
 
 CODISTILL = [sys.executable, "-m", "codistill"]
@@ -144,9 +144,9 @@ def test_what_is_wrong_is_said_once_and_not_tried_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--nproc=3"], "3 processes for 2 networks"),
+        (["--nproc=3", "--shards=1"], "3 processes for 2 networks"),
         (["--nproc=0"], "0 processes; give at least 1"),
-        (["--nproc=2", "--split=a+b"], "is for 1 processes, and there are 2"),
+        (["--nproc=3", "--split=a,b"], "is for 2 processes or a multiple, and there are 3"),
         (["--nproc=2", "--split=a,x"], "unknown network in the split 'x'"),
         (["--split=a,b"], "add --nproc N"),
         (["batch_size=none", "--nproc=2"], "batch_size"),
@@ -189,7 +189,7 @@ def test_a_port_in_use_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 def test_the_example_is_for_four_processes() -> None:
     example = Path(__file__).parents[2] / "examples" / "four_networks.yaml"
     recipe = recipes.resolve(str(example), [])
-    refuse_too_many(recipe, 4, None)
+    refuse_misfit(recipe, 4, Wish())
     assert len(set(recipe.networks.values())) == 4
     assert f"codistill train examples/{example.name} --nproc 4" in example.read_text()
 
@@ -243,13 +243,14 @@ def test_the_sbatch_file_queues_again_only_what_was_told_to_stop(
     lines = log.read_text().splitlines()
     assert lines[0] == (
         "srun torchrun --nnodes=2 --nproc-per-node=1 --max-restarts=3 --rdzv-backend=c10d --rdzv-id=71234 "
-        f"--rdzv-endpoint=n1:21234 -m codistill train quickstart seed=3 --split b,a --timeout 600 --quiet --out {out}"
+        f"--rdzv-endpoint=n1:21234 -m codistill train quickstart seed=3 --split=b,a --timeout=600 --quiet --out {out}"
     )
     assert lines[1:] == (["saved", "requeue 71234"] if requeued else [])
 
 
 @pytest.mark.parametrize(
-    ("options", "message"), [(["--nodes=2", "--nproc=4"], "8 processes for 2"), (["--time=soon"], "--time soon")]
+    ("options", "message"),
+    [(["--nodes=2", "--nproc=4", "--shards=1"], "8 processes for 2"), (["--time=soon"], "--time soon")],
 )
 def test_an_sbatch_file_that_cannot_work_is_not_printed(options: list[str], message: str) -> None:
     result = CliRunner().invoke(app, ["slurm", "quickstart", *options])

@@ -5,7 +5,8 @@ import itertools
 import pytest
 from ranks import recipe_of
 
-from codistill.distributed.split import Split, refuse_too_many
+from codistill.distributed.layout import Layout, Wish, refuse_misfit
+from codistill.distributed.split import Split
 from codistill.recipes.schema import Recipe
 from tiny import tiny_recipe
 
@@ -23,10 +24,10 @@ def test_the_heaviest_rank_is_as_light_as_can_be(ranks: int) -> None:
         for to in itertools.product(range(ranks), repeat=4)
     ]
     split = Split.balanced(costs, recipe, ranks)
-    assert max(sum(costs[name] for name in names) for names in split.by_rank) == min(heaviest)
+    assert max(sum(costs[name] for name in names) for names in split.groups) == min(heaviest)
     assert len(heaviest) == ranks**4
-    assert sorted(itertools.chain(*split.by_rank)) == ["a", "b", "c", "d"]
-    assert all(split.by_rank)
+    assert sorted(itertools.chain(*split.groups)) == ["a", "b", "c", "d"]
+    assert all(split.groups)
     assert Split.parse(str(split), recipe) == split
 
 
@@ -36,8 +37,8 @@ def test_a_teacher_lives_with_a_learner() -> None:
 
 def test_words_and_places() -> None:
     split = Split.parse("c + a,b", recipe_of(3))
-    assert split.words == "2 ranks: a, c | b"
-    assert [split.rank_of(name) for name in "abc"] == [0, 1, 0]
+    assert Layout(split).words == "2 ranks: a, c | b"
+    assert [split.group_of(name) for name in "abc"] == [0, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -47,12 +48,12 @@ def test_words_and_places() -> None:
         ("a,b,c+a", "names 'a' 2 times"),
         ("a,b,cc", "unknown network in the split 'cc'"),
         ("a,b,", "unknown network in the split ''"),
-        ("a,b+c", "is for 2 processes, and there are 3"),
+        ("a,b+c", "is for 2 processes or a multiple, and there are 3"),
     ],
 )
 def test_wrong_splits_say_what_is_wrong(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        refuse_too_many(recipe_of(3), 3, text)
+        refuse_misfit(recipe_of(3), 3, Wish(text))
 
 
 def test_a_rank_of_teachers_only_is_refused() -> None:
@@ -60,7 +61,9 @@ def test_a_rank_of_teachers_only_is_refused() -> None:
         Split.parse("t,s", taught())
 
 
-@pytest.mark.parametrize(("ranks", "message"), [(4, r"4 processes for 3 networks .* at most 3"), (0, "at least 1")])
+@pytest.mark.parametrize(
+    ("ranks", "message"), [(4, r"4 processes for 3 networks .* at most 3, or raise --shards"), (0, "at least 1")]
+)
 def test_too_many_processes(ranks: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        refuse_too_many(recipe_of(3), ranks, None)
+        refuse_misfit(recipe_of(3), ranks, Wish(shards=1))

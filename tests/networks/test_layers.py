@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import zoo
 from codistill import Cohort
 from codistill.engine.sections import runs_own_kernels
 from codistill.networks.kernels import fit, own_kernels
@@ -31,14 +32,19 @@ def test_normalised_is_norm_then_shortcut_then_activation(activation: str, has_s
     ("network", "expected"),
     [
         ("wrn-28-10", True), ("wrn-28-4", True), ("resnet-110", True), ("resnet-164", True), ("mobilenet", True),
-        ("mobilenetv2", True), ("resnet-50", True), ("densenet-40-12", False), ("timm:resnet18", False),
+        ("mobilenetv2", True), ("resnet-50", True), ("densenet-40-12", False),
     ],
 )  # fmt: skip
 def test_which_networks_need_no_compiler(network: str, expected: bool) -> None:
-    """DenseNet-40-12's 28 channels need padding, which a compiler fuses; timm's layers are timm's."""
+    """DenseNet-40-12's 28 channels need padding, which a compiler fuses."""
     with torch.device("meta"):
         cohort = Cohort({"a": network}, num_classes=10)
     assert brings_kernels(cohort.members["a"]) is expected
+
+
+def test_others_layers_are_left_to_a_compiler() -> None:
+    assert not brings_kernels(zoo.timm.create_model("resnet18"))
+    assert not brings_kernels(nn.Linear(3, 4))
 
 
 def test_on_a_cpu_nothing_runs_our_kernels() -> None:

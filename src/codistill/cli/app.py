@@ -75,6 +75,10 @@ Split = Annotated[
     str | None,
     typer.Option(metavar="A+C,B", help="Which process trains which networks; shared by their cost if not given."),
 ]
+Shards = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="How many processes share each batch of a network; by the cost if not given."),
+]
 Timeout = Annotated[
     float, typer.Option(min=1, metavar="SECONDS", help="How long processes wait for each other before they give up.")
 ]
@@ -106,9 +110,10 @@ def train(
         typer.Option(metavar="NAME", help="Also tell tensorboard, mlflow or wandb; may be given more than once."),
     ] = None,
     nproc: Annotated[
-        int | None, typer.Option(metavar="N", help="Spread the networks over N processes on this machine.")
+        int | None, typer.Option(metavar="N", help="Spread the training over N processes on this machine.")
     ] = None,
     split: Split = None,
+    shards: Shards = None,
     timeout: Timeout = 600.0,
     restarts: Annotated[
         int, typer.Option(min=0, metavar="N", help="With --nproc: so often all start again when a process is killed.")
@@ -119,8 +124,9 @@ def train(
     Ctrl-C saves and stops (so do SIGTERM and SIGUSR1); the same command continues, exactly as if it had never stopped.
     """
     from codistill.cli.together import Spread, train
+    from codistill.distributed.layout import Wish
 
-    spread = Spread(nproc, split, timeout, restarts)
+    spread = Spread(nproc, Wish(split, shards), timeout, restarts)
     raise typer.Exit(train(source, changes, out, spread, quiet=quiet, trackers=track or []))
 
 
@@ -133,6 +139,7 @@ def slurm(
     nproc: Annotated[int, typer.Option(min=1, metavar="N", help="Processes on each node.")] = 1,
     time: Annotated[str, typer.Option(metavar="[D-]HH:MM:SS", help="How long a job may take.")] = "24:00:00",
     split: Split = None,
+    shards: Shards = None,
     timeout: Timeout = 600.0,
 ) -> None:
     """Print an sbatch file that trains a recipe until it is done.
@@ -140,8 +147,9 @@ def slurm(
     A job saves when its time is nearly up, and queues itself again.
     """
     from codistill.cli.slurm import slurm
+    from codistill.distributed.layout import Wish
 
-    slurm(source, changes, out, nodes=nodes, nproc=nproc, time=time, split=split, timeout_s=timeout)
+    slurm(source, changes, out, nodes=nodes, nproc=nproc, time=time, wish=Wish(split, shards), timeout_s=timeout)
 
 
 @app.command()

@@ -7,8 +7,8 @@ import typer
 
 from codistill import recipes
 from codistill.cli.train import default_folder
+from codistill.distributed.layout import Wish, refuse_misfit
 from codistill.distributed.slurm import sbatch
-from codistill.distributed.split import refuse_too_many
 
 
 def slurm(
@@ -19,13 +19,13 @@ def slurm(
     nodes: int,
     nproc: int,
     time: str,
-    split: str | None,
+    wish: Wish,
     timeout_s: float,
 ) -> None:
     """Print it; everything that could be wrong is said now and not when the job starts."""
     recipe = recipes.resolve(source, changes)
-    refuse_too_many(recipe, nodes * nproc, split)
+    refuse_misfit(recipe, nodes * nproc, wish)
     folder = out or default_folder(recipe)
-    options = [*(["--split", split] if split else []), "--timeout", f"{timeout_s:g}", "--quiet"]
+    options = [*wish.typed, f"--timeout={timeout_s:g}", "--quiet"]
     command = ["train", source, *changes, *options]
     typer.echo(sbatch(command, folder, name=folder.name, nodes=nodes, nproc=nproc, time=time), nl=False)

@@ -17,7 +17,7 @@ from codistill.cli.output import console
 from codistill.cli.signals import StopRequest
 from codistill.cli.train import DONE, STOPPED, ConsoleHandler, conclude, default_folder, display, memory_explained
 from codistill.distributed.joining import LAUNCHER, is_orphaned, was_launched
-from codistill.distributed.split import refuse_too_many
+from codistill.distributed.layout import Wish, refuse_misfit
 from codistill.engine.folder import RunFolder
 from codistill.engine.logs import logging_to
 from codistill.recipes.schema import Recipe
@@ -35,14 +35,14 @@ class Spread:
     """How many processes to start, or None to train in this one alone, and how they behave."""
 
     nproc: int | None
-    split: str | None
+    wish: Wish
     timeout_s: float
     restarts: int
 
     @property
     def of_ranks(self) -> list[str]:
         """What every process must be told, as it is typed."""
-        return [*([f"--split={self.split}"] if self.split else []), f"--timeout={self.timeout_s:g}"]
+        return [*self.wish.typed, f"--timeout={self.timeout_s:g}"]
 
     @property
     def typed(self) -> list[str]:
@@ -57,15 +57,15 @@ def train(
         recipe = recipes.resolve(source, changes)
         return take_part(recipe, out or default_folder(recipe), spread, quiet=quiet, trackers=trackers)
     if spread.nproc is None or spread.nproc == 1:
-        if spread.split is not None:
-            raise ValueError(f"--split {spread.split} needs processes to spread over; add --nproc N, or use torchrun")
+        if spread.wish.typed:
+            raise ValueError(f"{spread.wish.typed[0]} needs processes to spread over; add --nproc N, or use torchrun")
         return alone.train(source, changes, out, quiet=quiet, trackers=trackers)
     check(trackers)
     recipe = recipes.resolve(source, changes)
     folder = out or default_folder(recipe)
     options = [*(f"--track={name}" for name in trackers), *(["--quiet"] if quiet else [])]
     arguments = ["train", source, *changes, "--out", str(folder), *options]
-    refuse_too_many(recipe, spread.nproc, spread.split)
+    refuse_misfit(recipe, spread.nproc, spread.wish)
     if RunFolder(folder).is_finished(recipe):
         console(quiet=quiet).print(f"{folder} is finished already", soft_wrap=True)
     elif code := launch(
@@ -117,7 +117,7 @@ def take_part(recipe: Recipe, folder: Path, spread: Spread, *, quiet: bool, trac
                 recipe,
                 folder,
                 crew,
-                split=spread.split,
+                wish=spread.wish,
                 stop=lambda: stop() or is_orphaned(),
                 heartbeat=shown.heartbeat,
                 show=show,

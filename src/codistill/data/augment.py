@@ -23,7 +23,7 @@ def augment(pixels_BCHW: Tensor, draws: Draws, settings: AugmentSettings, mean_C
         pixels = resize_regions(pixels, draws.regions, draws.flips, settings)
     elif draws.crops is not None or draws.flips is not None:
         pixels = crop_and_flip(pixels, draws.crops, draws.flips, settings)
-    if draws.operations is not None and draws.strengths is not None:
+    if draws.operations is not None and draws.strengths is not None and len(pixels):  # a share may have no images
         pixels = randaugment(pixels, draws.operations, draws.strengths)
     return mix(normalise(pixels, mean_C, std_C), draws)
 
@@ -105,6 +105,7 @@ def mix(images_BCHW: Tensor, draws: Draws) -> Tensor:
     if draws.partners is None or draws.own_share is None:
         return images_BCHW
     partners_BCHW = images_BCHW[draws.partners]
+    images_BCHW = images_BCHW[: draws.size]
     if draws.boxes is None:
         return torch.lerp(partners_BCHW, images_BCHW, draws.own_share)
     top, bottom, left, right = draws.boxes.unbind()
@@ -121,7 +122,7 @@ def mix_labels(labels_B: Tensor, draws: Draws, num_classes: int, label_smoothing
         return labels_B
     targets_BK = F.one_hot(labels_B, num_classes).float()
     if draws.partners is not None and draws.own_share is not None:
-        targets_BK = torch.lerp(targets_BK[draws.partners], targets_BK, draws.own_share)
+        targets_BK = torch.lerp(targets_BK[draws.partners], targets_BK[: draws.size], draws.own_share)
     return targets_BK * (1 - label_smoothing) + label_smoothing / num_classes
 
 

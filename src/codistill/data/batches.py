@@ -72,6 +72,11 @@ class Draws(NamedTuple):
     boxes: Tensor | None = None  # [4] int64, CutMix only: top, bottom, left, right of what the partner fills
     pixels: Tensor | None = None  # [B, C, H, W] uint8: the images themselves, where they are streamed
 
+    @property
+    def size(self) -> int:
+        """How many images are trained on: the first ones, where some are here only to be mixed into others."""
+        return len(self.indices if self.partners is None else self.partners)
+
     def clone(self) -> "Draws":
         return self.each(Tensor.clone, Tensor.clone)
 
@@ -92,6 +97,21 @@ class Draws(NamedTuple):
         return self._replace(**changed)
 
 
+@dataclass(frozen=True)
+class Share:
+    """One of several parts of every batch, alike but for one image at most; the first are the larger ones."""
+
+    index: int = 0
+    of: int = 1
+
+    def range_of(self, images: int) -> range:
+        first, end = (-(-images * index // self.of) for index in (self.index, self.index + 1))
+        return range(first, end)
+
+
+WHOLE = Share()
+
+
 @dataclass(frozen=True, eq=False)
 class EpochPlan:
     """One epoch's draws: of every image in the epoch's order, or, for ``own_share`` and ``boxes``, of every step."""
@@ -99,6 +119,7 @@ class EpochPlan:
     draws: Draws
     batch_size: int
     images: Tensor  # [N] int64: the epoch's order once more, on the CPU, for whoever fetches images ahead
+    share: Share = WHOLE  # what of each batch ``order`` and ``step`` are about
 
     def __len__(self) -> int:
         """The number of steps; the last batch may be short, and no image is left out."""
@@ -110,14 +131,29 @@ class EpochPlan:
 
     def order(self, step: int) -> Tensor:
         """Which images a step sees, known without a look at the device."""
-        return self.images[step * self.batch_size : (step + 1) * self.batch_size]
+        return self.images[self._places(step)]
 
     def step(self, step: int) -> Draws:
-        """The draws of one step, as views: nothing is copied and no device is waited for."""
+        """The draws of one step; of a whole batch as views: nothing is copied and no device is waited for."""
         if not 0 <= step < len(self):
             raise IndexError(f"step {step} of an epoch of {len(self)} steps")
-        batch = slice(step * self.batch_size, (step + 1) * self.batch_size)
-        return self.draws.each(lambda of_images: of_images[batch], lambda of_steps: of_steps[step])
+        places = self._places(step)
+        if not isinstance(places, slice):
+            places = places.to(self.draws.indices.device)
+        draws = self.draws.each(lambda of_images: of_images[places], lambda of_steps: of_steps[step])
+        if draws.partners is None or self.share == WHOLE:
+            return draws
+        size = len(draws.partners) // 2
+        return draws._replace(partners=torch.arange(size, 2 * size, device=draws.partners.device))
+
+    def _places(self, step: int) -> slice | Tensor:
+        """In the epoch's order: the share's images, and after them the partners that they are mixed with."""
+        start = step * self.batch_size
+        mine = self.share.range_of(min(self.batch_size, len(self.images) - start))
+        own = slice(start + mine.start, start + mine.stop)
+        if self.draws.partners is None or self.share == WHOLE:
+            return own
+        return torch.cat([torch.arange(own.start, own.stop), start + self.draws.partners[own].cpu()])
 
 
 def plan_epoch(

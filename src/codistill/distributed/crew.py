@@ -1,4 +1,4 @@
-"""The processes of a training, seen from one of them. This is the module that knows ranks.
+"""The processes of a training, seen from one of them: how they talk, and what is said when somebody is missing.
 
 Rank 0 leads: it alone opens the run's folder. Everybody computes the same objective of everybody's predictions, so
 there is nothing to average and nobody whose numbers count more.
@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
 from codistill.distributed import messages
-from codistill.distributed.split import Split
+from codistill.distributed.layout import Layout
 from codistill.engine.files import RunError
 
 LEADER = 0
@@ -41,35 +41,54 @@ class SilentPeerError(RunError):
 
 
 class Traffic:
-    """Counted while training: what this process sent to all others, and how long the step stood still for it."""
+    """Counted while training: what this process sent, and how long it stood still for what the others sent."""
 
     def __init__(self) -> None:
         self.exchanges = self.bytes_sent = 0
-        self.seconds = 0.0
+        self.updates = self.gradient_bytes = 0
+        self.waited_s = self.gradient_waited_s = 0.0
         self.began_at = time.monotonic()
 
     @property
+    def facts(self) -> dict[str, float]:
+        """For the result: seconds that nothing else was done in, and bytes, of gradients those that were added up."""
+        return {
+            "exchanges": self.exchanges,
+            "prediction_bytes_sent": self.bytes_sent,
+            "exposed_for_predictions_s": round(self.waited_s, 3),
+            "updates_with_sharers": self.updates,
+            "gradient_bytes_added_up": self.gradient_bytes,
+            "exposed_for_gradients_s": round(self.gradient_waited_s, 3),
+            "elapsed_s": round(time.monotonic() - self.began_at, 3),
+        }
+
+    @property
     def words(self) -> str:
-        each, share = self.bytes_sent / max(1, self.exchanges), self.seconds / (time.monotonic() - self.began_at)
+        elapsed_s = time.monotonic() - self.began_at
+        said = (
+            f"sent {self.bytes_sent / max(1, self.exchanges) / 1e6:,.3f} MB of predictions in each of "
+            f"{self.exchanges:,} exchanges; waiting for the others' took {self.waited_s / elapsed_s:.0%} of the time"
+        )
+        if not self.updates:
+            return said
         return (
-            f"sent {each / 1e6:,.3f} MB of predictions in each of {self.exchanges:,} exchanges; "
-            f"waiting for the others' took {share:.0%} of the time"
+            f"{said}; {self.gradient_bytes / self.updates / 1e6:,.3f} MB of gradients were added up in each of "
+            f"{self.updates:,} updates, and waiting for them took {self.gradient_waited_s / elapsed_s:.0%}"
         )
 
 
 class Crew:
-    """All processes; ``Peers`` of the networks here once ``split`` says which those are."""
-
-    recordable = False
+    """All processes, of which this is one: how they talk, and what is said when somebody does not answer."""
 
     def __init__(self, rank: int, size: int, store: Store, timeout_s: float) -> None:
         self.rank, self.size, self.store, self.timeout_s = rank, size, store, timeout_s
-        self.split: Split | None = None
+        self.layout: Layout | None = None
+        """Once it is known who trains what."""
         self.failed = False
         self.traffic = Traffic()
         timeout = timedelta(seconds=timeout_s)
         store.set_timeout(timeout)
-        with self._talking():
+        with self.talking():
             dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
 
     @property
@@ -80,38 +99,8 @@ class Crew:
     def others(self) -> list[int]:
         return [rank for rank in range(self.size) if rank != self.rank]
 
-    @property
-    def words(self) -> tuple[str, ...]:
-        return (self.split.words,) if self.split else ()
-
     def name(self, rank: int) -> str:
-        return f"rank {rank} ({', '.join(self.split.by_rank[rank])})" if self.split else f"rank {rank}"
-
-    def holds(self, network: str) -> bool:
-        assert self.split is not None
-        return network in self.split.by_rank[self.rank]
-
-    def exchange(self, logits: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
-        """Everybody sends its own to everybody. In float32, which holds bfloat16 exactly, through the host's memory."""
-        assert self.split is not None
-        started_at = time.perf_counter()
-        by_rank: list[list[str]] = [[] for _ in range(self.size)]
-        for name in names:
-            by_rank[self.split.rank_of(name.split("/")[0])].append(name)
-        mine_MBC = torch.stack([logits[name].detach().float() for name in by_rank[self.rank]]).cpu()
-        theirs = {rank: mine_MBC.new_empty(len(by_rank[rank]), *mine_MBC.shape[1:]) for rank in self.others}
-        self._swap(mine_MBC, theirs)
-        known = dict(logits)
-        device = next(iter(logits.values())).device
-        for rank, tensor_MBC in theirs.items():
-            known |= zip(by_rank[rank], tensor_MBC.to(device).unbind(), strict=True)
-        self.traffic.exchanges += 1
-        self.traffic.bytes_sent += mine_MBC.nbytes * len(self.others)
-        self.traffic.seconds += time.perf_counter() - started_at
-        return {name: known[name] for name in names}
-
-    def merged(self, by_network: Mapping[str, int]) -> dict[str, int]:
-        return {name: number for theirs in self.gather(dict(by_network)) for name, number in theirs.items()}
+        return self.layout.name(rank) if self.layout else f"rank {rank}"
 
     def anybody(self, wish: bool) -> bool:
         """Whether somebody wishes it, the same for all."""
@@ -121,28 +110,34 @@ class Crew:
 
     def gather(self, value: object) -> list[Any]:
         """Everybody's value by rank, for everybody; JSON."""
-        with self._talking():
+        with self.talking():
             return messages.gather_values(value)
 
     def send(self, value: object) -> None:
         """From the leader to all others."""
         for rank in self.others:
-            with self._talking(rank):
+            with self.talking(rank):
                 messages.send_value(value, rank)
 
     def receive(self) -> Any:
-        with self._talking(LEADER):
+        with self.talking(LEADER):
             return messages.receive_value(LEADER)
 
     def collect(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Everybody's tensors at the leader, whose own come first where a name is everybody's; elsewhere nothing."""
+        """Everybody's tensors at the leader, whose own come first where a name is everybody's; elsewhere nothing.
+
+        Of those who have the same networks only one sends.
+        """
+        savers = self.layout.savers if self.layout else range(self.size)
+        if self.rank not in savers:
+            return {}
         if not self.leads:
-            with self._talking(LEADER):
+            with self.talking(LEADER):
                 messages.send_tensors(tensors, LEADER)
             return {}
         whole: dict[str, Tensor] = {}
-        for rank in self.others:
-            with self._talking(rank):
+        for rank in savers[1:]:
+            with self.talking(rank):
                 whole |= messages.receive_tensors(rank)
         return {**whole, **tensors}
 
@@ -152,10 +147,10 @@ class Crew:
         if self.leads and (odd := sorted(whole.keys() ^ {name for names in everybody for name in names})):
             raise ValueError(f"the checkpoint does not fit this recipe: {len(odd)} tensors differ, first {odd[0]!r}")
         if not self.leads:
-            with self._talking(LEADER):
+            with self.talking(LEADER):
                 return messages.receive_tensors(LEADER)
         for rank in self.others:
-            with self._talking(rank):
+            with self.talking(rank):
                 messages.send_tensors({name: whole[name] for name in everybody[rank]}, rank)
         return {name: whole[name] for name in wanted}
 
@@ -173,19 +168,29 @@ class Crew:
         """Pair by pair, and not as one collective operation: so it is known who does not answer."""
         under_way: list[tuple[int, dist.Work | None]] = []
         for rank, tensor in theirs.items():
-            with self._talking(rank):
+            with self.talking(rank):
                 under_way += [(rank, dist.isend(mine, rank)), (rank, dist.irecv(tensor, rank))]
         for rank, work in under_way:
-            with self._talking(rank):
+            with self.talking(rank):
                 if work is not None:
                     work.wait()
 
     @contextmanager
-    def _talking(self, to: int | None = None) -> Iterator[None]:
+    def talking(self, to: int | None = None) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:
             raise self._explained(error, to) from error
+
+    @contextmanager
+    def overhearing(self) -> Iterator[None]:
+        """Around code of torch's that talks by itself, and may fail for other reasons too."""
+        try:
+            yield
+        except RuntimeError as error:
+            if "gloo" not in str(error):
+                raise
+            raise self._explained(error, None) from error
 
     def _explained(self, error: RuntimeError, suspect: int | None) -> RunError:
         """Who is missing, and why if that is known. Torch's own message is kept: it may name a wrong interface."""

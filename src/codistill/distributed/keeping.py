@@ -89,7 +89,11 @@ class LeadingRun:
         self.run.record(epoch, learned, metrics)
 
     def finish(self, training: State, path: str) -> None:
-        self.run.finish(self._collected(training), path)
+        whole, layout = self._collected(training), self.crew.layout
+        assert layout is not None
+        traffic = self.crew.gather(self.crew.traffic.facts)
+        about = {"split": str(layout.split), "shards": layout.shards, "traffic_by_rank": traffic}
+        self.run.finish(whole, path, about)
 
     def _collected(self, training: State) -> Whole:
         return self._whole(training, self.crew.collect(training.tensors()))
@@ -135,3 +139,4 @@ class FollowingRun:
 
     def finish(self, training: State, path: str) -> None:
         self.crew.collect(training.tensors())
+        self.crew.gather(self.crew.traffic.facts)

@@ -1,4 +1,4 @@
-"""Which process trains which networks. Imports no torch."""
+"""Which networks are trained together, and which apart. Imports no torch."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -10,23 +10,19 @@ from codistill.wording import unknown
 
 @dataclass(frozen=True)
 class Split:
-    """Networks by rank; within a rank in the recipe's order, which the order of their forward passes follows."""
+    """Networks by group; within it in the recipe's order, which the order of their forward passes follows."""
 
-    by_rank: tuple[tuple[str, ...], ...]
+    groups: tuple[tuple[str, ...], ...]
 
     def __str__(self) -> str:
-        return ",".join("+".join(names) for names in self.by_rank)
+        return ",".join("+".join(names) for names in self.groups)
 
-    @property
-    def words(self) -> str:
-        return f"{len(self.by_rank)} ranks: {' | '.join(', '.join(names) for names in self.by_rank)}"
-
-    def rank_of(self, network: str) -> int:
-        return next(rank for rank, names in enumerate(self.by_rank) if network in names)
+    def group_of(self, network: str) -> int:
+        return next(group for group, names in enumerate(self.groups) if network in names)
 
     @classmethod
     def parse(cls, text: str, recipe: Recipe) -> "Split":
-        """``"a+c,b"``: rank 0 trains a and c, rank 1 trains b."""
+        """``"a+c,b"``: one group trains a and c, the next one b."""
         given = [[name.strip() for name in part.split("+")] for part in text.split(",")]
         named = list(chain.from_iterable(given))
         for name in named:
@@ -37,7 +33,7 @@ class Split:
         if missing := [name for name in recipe.networks if name not in named]:
             raise ValueError(f"split {text!r} leaves out {', '.join(missing)}; name every network once, as in a+c,b")
         for names in given:
-            if not any(name in _learning(recipe) for name in names):
+            if not any(name in learning(recipe) for name in names):
                 raise ValueError(
                     f"split {text!r}: {', '.join(names)} only teaches, and a rank must have a network that learns; "
                     "put them together with one, as in a+c,b"
@@ -49,30 +45,16 @@ class Split:
         return cls(tuple(tuple(name for name in recipe.networks if name in group) for group in groups))
 
     @classmethod
-    def balanced(cls, costs: Mapping[str, float], recipe: Recipe, ranks: int) -> "Split":
-        """Each network, the most expensive first, to the rank with the least to do; those that learn go first."""
-        learning = _learning(recipe)
-        queue = sorted(recipe.networks, key=lambda name: (name not in learning, -costs[name]))
-        groups: list[list[str]] = [[] for _ in range(ranks)]
+    def balanced(cls, costs: Mapping[str, float], recipe: Recipe, count: int) -> "Split":
+        """Each network, the most expensive first, to the group with the least to do; those that learn go first."""
+        learners = learning(recipe)
+        queue = sorted(recipe.networks, key=lambda name: (name not in learners, -costs[name]))
+        groups: list[list[str]] = [[] for _ in range(count)]
         for name in queue:
             min(groups, key=lambda group: sum(costs[other] for other in group)).append(name)
         order = list(recipe.networks)
         return cls.of(sorted(groups, key=lambda group: min(map(order.index, group))), recipe)
 
 
-def refuse_too_many(recipe: Recipe, ranks: int, split: str | None) -> None:
-    """What can be said before a process starts."""
-    if ranks < 1:
-        raise ValueError(f"{ranks} processes; give at least 1")
-    learning = _learning(recipe)
-    if ranks > len(learning):
-        raise ValueError(
-            f"{ranks} processes for {len(learning)} networks that learn ({', '.join(learning)}); a network is trained "
-            f"by one process, so start at most {len(learning)}"
-        )
-    if split is not None and (found := len(Split.parse(split, recipe).by_rank)) != ranks:
-        raise ValueError(f"split {split!r} is for {found} processes, and there are {ranks}; make them equal")
-
-
-def _learning(recipe: Recipe) -> list[str]:
+def learning(recipe: Recipe) -> list[str]:
     return [name for name in recipe.networks if name not in recipe.graph.frozen]

@@ -14,7 +14,8 @@ from codistill.data.images import ImageData
 from codistill.data.load import load
 from codistill.distributed.crew import LEADER, Crew, LostPeerError, SilentPeerError
 from codistill.distributed.keeping import FollowingRun, LeadingRun
-from codistill.distributed.split import Split, refuse_too_many
+from codistill.distributed.layout import Layout, Wish, chosen_layout, loads, refuse_misfit
+from codistill.distributed.mesh import Mesh
 from codistill.engine.cohorts import cohort_of
 from codistill.engine.files import RunError, to_json
 from codistill.engine.folder import RunFolder
@@ -28,6 +29,7 @@ from codistill.networks.counting import cost
 from codistill.recipes import difference
 from codistill.recipes.schema import Recipe
 
+ANY = Wish()
 BACKWARD = 2  # a backward pass costs about two forward passes
 
 
@@ -44,7 +46,7 @@ def train_together(
     out: str | Path,
     crew: Crew,
     *,
-    split: str | None = None,
+    wish: Wish = ANY,
     data: ImageData | None = None,
     stop: Callable[[], bool] = never,
     heartbeat: Callable[[Position, Timetable], None] = ignore,
@@ -52,11 +54,11 @@ def train_together(
 ) -> None:
     """``engine.trainer.train`` in every process of the crew, to the end or until somebody's ``stop`` says so.
 
-    ``split`` names the networks of each rank, as in ``"a+c,b"``; without it the crew shares the work by its cost. Only
-    the leader touches ``out``.
+    ``wish`` says how the crew is laid out, as far as somebody has said it; the rest is chosen by cost. Only the leader
+    touches ``out``.
     """
     try:
-        _train(recipe, RunFolder(Path(out)), crew, split, data, stop, heartbeat, show)
+        _train(recipe, RunFolder(Path(out)), crew, wish, data, stop, heartbeat, show)
     except (LostPeerError, SilentPeerError):
         raise
     except BaseException as error:
@@ -68,22 +70,23 @@ def _train(
     recipe: Recipe,
     folder: RunFolder,
     crew: Crew,
-    split: str | None,
+    wish: Wish,
     data: ImageData | None,
     stop: Callable[[], bool],
     heartbeat: Callable[[Position, Timetable], None],
     show: Callable[[Progress], None],
 ) -> None:
-    refuse_too_many(recipe, crew.size, split)
+    refuse_misfit(recipe, crew.size, wish)
     data = own(data, recipe) if data else load(seed=recipe.seed, **recipe.data.model_dump())
-    refuse_disagreement(crew, recipe, data, split)
+    refuse_disagreement(crew, recipe, data, wish)
     if crew.anybody(crew.leads and folder.is_finished(recipe)):
         log.info("%s is finished already", folder.path)
         return
-    crew.split = Split.parse(split, recipe) if split else balanced_split(recipe, data, crew.size)
+    layout = cheapest_layout(recipe, data, crew.size, wish)
+    refuse_unevaluated(data, layout)
     timetable = Timetable.of(recipe, len(data.train))
     with prepared(recipe.runtime) as machine:
-        training = prepare_training(recipe, data, machine, crew)
+        training = prepare_training(recipe, data, machine, Mesh(crew, layout, recipe))
         with opened(crew, folder, recipe, data) as run:
             for progress in run_training(training, timetable, run, lambda: crew.anybody(stop()), heartbeat):
                 show(progress)
@@ -99,7 +102,7 @@ def opened(crew: Crew, folder: RunFolder, recipe: Recipe, data: ImageData) -> It
         yield LeadingRun(run, crew)
 
 
-def balanced_split(recipe: Recipe, data: ImageData, ranks: int) -> Split:
+def cheapest_layout(recipe: Recipe, data: ImageData, ranks: int, wish: Wish) -> Layout:
     """By counted FLOPs and not by a measurement: a restarted run is then spread as before, whatever else runs here."""
     sides = AugmentSettings(**recipe.augment.model_dump()).cropped(data.image_size)
     with torch.device("meta"):
@@ -108,19 +111,28 @@ def balanced_split(recipe: Recipe, data: ImageData, ranks: int) -> Split:
         name: cost(member, (data.channels, *sides)).flops * (1 if name in recipe.graph.frozen else 1 + BACKWARD)
         for name, member in cohort.members.items()
     }
-    split = Split.balanced(costs, recipe, ranks)
-    loads = [sum(costs[name] for name in names) for names in split.by_rank]
-    shares = ", ".join(f"{load / sum(loads):.0%}" for load in loads)
-    log.info("--split %s: of the counted work the ranks have %s", split, shares)
-    return split
+    layout = chosen_layout(costs, recipe, ranks, wish)
+    by_rank = loads(layout, costs)
+    shares = ", ".join(f"{load / sum(by_rank):.0%}" for load in by_rank)
+    log.info("--split %s --shards %d: of the counted work the ranks have %s", layout.split, layout.shards, shares)
+    return layout
 
 
-def refuse_disagreement(crew: Crew, recipe: Recipe, data: ImageData, split: str | None) -> None:
+def refuse_unevaluated(data: ImageData, layout: Layout) -> None:
+    for split, images in data.splits.items():
+        if len(images) < layout.shards:
+            raise ValueError(
+                f"{layout.shards} processes share {len(images)} {split} images, so some have none to evaluate; "
+                f"give at most {len(images)} --shards"
+            )
+
+
+def refuse_disagreement(crew: Crew, recipe: Recipe, data: ImageData, wish: Wish) -> None:
     """Everybody compares everybody with the leader, so that all stop with the same message."""
     mine = {
         "codistill": __version__,
         "torch": torch.__version__,
-        "split": split or "by cost",
+        "layout": wish.words,
         "data": sha256(to_json(data.report).encode()).hexdigest(),
         "recipe": recipe.model_dump(mode="json"),
     }

@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from codistill.data.batches import WHOLE
 from codistill.data.images import ImageSet
+from codistill.engine.peers import ALONE, Peers
 
 CALIBRATION_BINS = 15
 
@@ -59,6 +61,9 @@ class _Sums:
         facts_3B = torch.stack([torch.ones_like(confidence_B), confidence_B, right_B.float()])
         self.bins += (facts_3B @ F.one_hot(bin_B, CALIBRATION_BINS).float()).to(self.bins.dtype)
 
+    def each(self, change: Callable[[Tensor], Tensor]) -> "_Sums":
+        return _Sums(*(change(getattr(self, field.name)) for field in fields(self)))
+
     def metrics(self, images: int) -> Metrics:
         _, confidence, right = self.bins.unbind()
         return Metrics(
@@ -70,13 +75,17 @@ class _Sums:
 
 
 @torch.no_grad()
-def evaluate(classify: Classify, images: ImageSet, batch_size: int) -> dict[str, Metrics]:
-    """The metrics of every classifier that ``classify`` returns for raw pixels. The device is read once, at the end."""
+def evaluate(classify: Classify, images: ImageSet, batch_size: int, peers: Peers = ALONE) -> dict[str, Metrics]:
+    """The metrics of every classifier that ``classify`` returns for raw pixels. The device is read once, at the end.
+
+    Every process classifies its share of the images, and all know the metrics of all of them.
+    """
     sums: dict[str, _Sums] = {}
-    for pixels, labels in images.in_batches(batch_size):
+    mine = images if peers.share == WHOLE else images.take(torch.tensor(peers.share.range_of(len(images))))
+    for pixels, labels in mine.in_batches(batch_size):
         for name, logits_BC in classify(pixels).items():
             sums.setdefault(name, _Sums.zero(logits_BC.device)).add(logits_BC, labels)
-    return {name: total.metrics(len(images)) for name, total in sums.items()}
+    return {name: total.each(peers.summed).metrics(len(images)) for name, total in sums.items()}
 
 
 def ensemble(logits: Mapping[str, Tensor]) -> Tensor:

@@ -91,10 +91,14 @@ class Health:
         self._statistics.keep()
 
     @torch.no_grad()
-    def trusted(self, logits: Iterable[Tensor]) -> Tensor:
-        """By classifier, in the objective's order: False for all of a network where one logit is not finite."""
-        finite_M = torch.stack(list(logits)).abs().amax(dim=(1, 2)).isfinite()
-        well_N = (finite_M | self._elsewhere_NM).all(dim=1)
+    def trusted(self, logits: Sequence[Tensor], agreed: Callable[[Tensor], Tensor] = lambda flags: flags) -> Tensor:
+        """By classifier, in the objective's order: False for all of a network where one logit is not finite.
+
+        ``agreed`` asks those who have the batch's other images; there may be none here.
+        """
+        logits_MBC = torch.stack(list(logits))
+        finite_M = logits_MBC.abs().amax(dim=(1, 2)).isfinite() if logits_MBC.numel() else self._network_M >= 0
+        well_N = agreed((finite_M | self._elsewhere_NM).all(dim=1))
         self.well_N &= well_N
         return well_N[self._network_M]
 

@@ -1,7 +1,6 @@
 """What happens in a training step, part by part, and how it runs the networks."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,9 +33,12 @@ class Functions:
     def of(cls, training: Training, cohort: Cohort, prepare: Prepare) -> "Functions":
         def judge(logits: Mapping[str, Tensor], labels: Tensor) -> Tensor:
             used = training.objective.classifiers
-            trusted_M = training.health.trusted(logits[name] for name in used)
+            trusted_M = training.health.trusted([logits[name] for name in used], training.peers.agreed)
+            if not len(labels):
+                return nothing_judged(training, logits)
             loss: Loss = training.objective(logits, labels, trusted_M)
-            training.tally.add(loss, logits, labels, dict(zip(used, trusted_M, strict=True)))
+            seen = training.tally.of_batch(loss, logits, labels, dict(zip(used, trusted_M, strict=True)))
+            training.tally.sums += training.peers.summed(seen)
             return loss.total
 
         networks = {name: arranged(member, prepare) for name, member in cohort.members.items()}
@@ -50,7 +52,7 @@ class FunctionsBySize:
     """
 
     def __init__(self, training: Training, cohort: Cohort) -> None:
-        self.full_size = training.recipe.batch_size
+        self.full_size = len(training.peers.share.range_of(training.recipe.batch_size))
         self.short = self.full = Functions.of(training, cohort, as_it_is)
         if training.recipe.runtime.compile:
             prepare_compiler()
@@ -89,7 +91,9 @@ def parts(training: Training, way: Way, draws: Draws, turn: Turn) -> Iterator[st
     logits = training.peers.exchange(logits, training.classifiers)
     total = way.functions.judge(logits, labels)
     yield "objective"
-    way.backward(total * turn.share_of_update)
+    share_of_batch = len(labels) / turn.images
+    with training.peers.completing(share_of_batch=share_of_batch, updates=turn.updates):
+        way.backward(total * (turn.share_of_update * share_of_batch))
     yield "backward"
     if turn.updates:
         training.health.weigh(gradients(way.cohort))
@@ -98,6 +102,12 @@ def parts(training: Training, way: Way, draws: Draws, turn: Turn) -> Iterator[st
             training.average.update(training.cohort, training.health)
         training.health.conclude()
     yield "update"
+
+
+def nothing_judged(training: Training, logits: Mapping[str, Tensor]) -> Tensor:
+    """A short batch may have no image for this process: its peers still wait for its sums and its gradients, of 0."""
+    training.tally.sums += training.peers.summed(torch.zeros_like(training.tally.sums))
+    return torch.stack([tensor.sum() for tensor in logits.values()]).sum()
 
 
 def gradients(cohort: Cohort) -> dict[str, list[Tensor]]:
@@ -117,9 +127,11 @@ class PlainWay:
 
     def forward(self, images: Tensor, turn: Turn) -> Mapping[str, Tensor]:
         logits: dict[str, Tensor] = {}
+        peers = self.training.peers
+        seed = derive(turn.seed, "share", peers.share.index) if peers.share.index else turn.seed
         for name, network in self.functions.networks.items():
-            torch.manual_seed(derive(turn.seed, name))
-            logits |= {f"{name}/{exit}": tensor for exit, tensor in network(images, nullcontext).items()}
+            torch.manual_seed(derive(seed, name))
+            logits |= {f"{name}/{exit}": tensor for exit, tensor in peers.run(name, network, images).items()}
         return logits
 
     def backward(self, total: Tensor) -> None:

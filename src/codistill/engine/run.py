@@ -189,10 +189,10 @@ class Run:
         self.journal.append({"epoch": epoch, **learned, **measured})
         self.timing.append({"epoch": epoch, "elapsed_s": round(self.elapsed_s, 3)})
 
-    def finish(self, training: State, path: str) -> None:
+    def finish(self, training: State, path: str, processes: Mapping[str, Any] | None = None) -> None:
         """Write every network's plain weights, then the result; the order makes the result the sign of completeness.
 
-        ``path`` says how the step was computed.
+        ``path`` says how the step was computed, ``processes`` what there is to say of several.
         """
         self.saver.wait()
         for name, network in training.shipped().items():
@@ -209,7 +209,8 @@ class Run:
             content = safetensors.torch.save(weights, {"codistill": to_json(about)})
             self.folder.weights(name).parent.mkdir(exist_ok=True)
             write_atomically(self.folder.weights(name), content)
-        write_json(self.folder.result, self._result(training, path))
+        several = {"processes": processes} if processes else {}
+        write_json(self.folder.result, {**self._result(training, path), **several})
 
     def _result(self, training: State, path: str) -> dict[str, Any]:
         """The last epoch of every network is the result; the best epoch is shown only as such."""

@@ -28,7 +28,7 @@ class PlainStep:
         self.functions = FunctionsBySize(training, training.cohort)
 
     def __call__(self, draws: Draws, turn: Turn) -> None:
-        way = PlainWay(self.training, self.functions.for_batch_of(len(draws.indices)))
+        way = PlainWay(self.training, self.functions.for_batch_of(draws.size))
         for _ in parts(self.training, way, draws, turn):
             pass
 

@@ -24,6 +24,8 @@ class Turn:
     previous_progress: float
     seed: int
     """For the step's dropout."""
+    images: int
+    """In the whole batch, of which a process may have a share."""
     share_of_update: float = 1.0
     """The batch's images as a share of those that its update averages."""
     begins_update: bool = True
@@ -66,12 +68,13 @@ class Timetable:
         now = self.steps_taken(position)
         first_of_update = position.step - position.step % self.accumulate
         last_of_update = min(first_of_update + self.accumulate, self.steps_per_epoch) - 1
+        images = self._images_in(position.step, position.step)
         return Turn(
             progress=now / self.steps,
             previous_progress=max(now - 1, 0) / self.steps,
             seed=derive(self.seed, "dropout", now),
-            share_of_update=self._images_in(position.step, position.step)
-            / self._images_in(first_of_update, last_of_update),
+            images=images,
+            share_of_update=images / self._images_in(first_of_update, last_of_update),
             begins_update=position.step == first_of_update,
             updates=position.step == last_of_update,
         )

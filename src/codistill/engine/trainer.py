@@ -5,6 +5,7 @@ may stop and call it again later with the same folder: it continues, bit for bit
 every random draw is a function of the seed and of the position. (On a GPU that takes ``runtime.deterministic=true``.)
 """
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,7 +96,7 @@ def run_training(
 
     while position.epoch < timetable.epochs:
         plan = draw_epoch(training, position.epoch)
-        for batch in training.data.batches(plan, position.step):
+        for batch in training.peers.following(training.data.batches(plan, position.step)):
             turn = timetable.turn(position)
             set_learning_rate(training.optimizers.values(), recipe, turn)
             step(batch, turn)
@@ -148,7 +149,7 @@ def draw_epoch(training: Training, epoch: int) -> EpochPlan:
         settings=training.data.augmentation,
         image_size=(height, width),
     )
-    return plan.to(training.machine.device)
+    return dataclasses.replace(plan.to(training.machine.device), share=training.peers.share)
 
 
 def evaluates(recipe: Recipe, epochs_done: int) -> bool:
@@ -196,7 +197,7 @@ def measure(training: Training, epochs_done: int) -> dict[str, dict[str, Metrics
 
     training.set_mode(learning=False)
     metrics = {
-        split: evaluate(classify, images, recipe.evaluation.batch_size)
+        split: evaluate(classify, images, recipe.evaluation.batch_size, training.peers)
         for split, images in data.splits.items()
         if split != "train"
     }

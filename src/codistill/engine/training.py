@@ -33,13 +33,16 @@ class Tally:
         self.sums = torch.zeros(2, len(terms) + len(finals), device=device)
 
     @torch.no_grad()
-    def add(self, loss: Loss, logits: Mapping[str, Tensor], labels: Tensor, trusted: Mapping[str, Tensor]) -> None:
+    def of_batch(
+        self, loss: Loss, logits: Mapping[str, Tensor], labels: Tensor, trusted: Mapping[str, Tensor]
+    ) -> Tensor:
+        """What a batch adds to ``sums``."""
         hard = labels if labels.ndim == 1 else labels.argmax(dim=-1)
         wrong = torch.stack([(logits[name].argmax(dim=-1) != hard).sum() for name in self.finals])
         counted_finals = torch.stack([trusted[name] for name in self.finals])
         images = len(hard)
         counted = torch.cat([loss.counted, counted_finals])
-        self.sums += torch.stack([torch.cat([loss.values * images, wrong]) * counted, counted * images])
+        return torch.stack([torch.cat([loss.values * images, wrong]) * counted, counted * images])
 
     def read(self) -> dict[str, dict[str, float]]:
         """Mean terms and training errors (%). Waits for the device: call it where an epoch ends."""
@@ -187,4 +190,5 @@ def prepare_training(recipe: Recipe, data: ImageData, machine: Machine, peers: P
         peers=peers,
     )
     training.set_mode(learning=True)
+    peers.adopt(training)
     return training

@@ -196,6 +196,15 @@ class Runtime(Settings):
     threads: Annotated[int, Field(ge=1, le=512)] | None = Field(None, description="CPU threads; null: torch's choice")
 
 
+class Processes(Settings):
+    """Of a training in several processes; in one alone they change nothing."""
+
+    sync_batchnorm: bool = Field(True, description="processes that share batches normalise over the whole batch")
+    predictions: Literal["fresh", "one_step_old"] = Field(
+        "fresh", description="of networks in other processes; one_step_old: made with their weights of the last step"
+    )
+
+
 class Recipe(Settings):
     name: Annotated[str, Field(min_length=1, max_length=100)] = "custom"
     networks: Annotated[dict[MemberName, KnownNetwork], Field(min_length=1, max_length=MAX_NETWORKS)]
@@ -222,6 +231,7 @@ class Recipe(Settings):
     evaluation: Evaluation = Evaluation()
     checkpoints: Checkpoints = Checkpoints()
     runtime: Runtime = Runtime()
+    processes: Processes = Processes()
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
 
     @classmethod
