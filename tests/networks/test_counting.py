@@ -79,7 +79,7 @@ class Strange(nn.Module):
     ("call", "flops"),
     [
         (lambda x, _: x.add(1.0), 0),
-        (lambda x, _: x.add(x[:, :, :1]), 0),
+        (lambda x, _: x[:, :, :1].add(x), 0),
         (lambda x, _: F.adaptive_avg_pool2d(x, (8, 8)), 0),
         (lambda x, _: F.avg_pool2d(x, 1, ceil_mode=True), 0),
         (lambda x, weight: F.conv2d(x, weight, padding="same")[:, :3], 2 * 4 * 8 * 8 * 27),
