@@ -91,6 +91,17 @@ def test_a_closed_generator_has_saved(tmp_path: Path) -> None:
     assert run(recipe, tmp_path / "run") == 1
 
 
+def test_what_a_killed_process_left_unfinished_is_gone_in_the_end(tmp_path: Path) -> None:
+    for _ in train(tiny_recipe(), tmp_path / "run"):
+        break
+    for place in (".", "weights", "checkpoints", "best"):
+        (tmp_path / "run" / place).mkdir(exist_ok=True)
+        (tmp_path / "run" / place / ".tmp-a.safetensors-1").write_bytes(b"half of")
+    assert len(list((tmp_path / "run").rglob(".tmp-*"))) == 4
+    run(tiny_recipe(), tmp_path / "run")
+    assert not list((tmp_path / "run").rglob(".tmp-*"))
+
+
 def test_own_images_are_prepared_as_the_recipe_says_and_cannot_change(tmp_path: Path) -> None:
     def images(seed: int) -> ImageData:
         drawn = torch.randint(256, (80, 1, 28, 28), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)

@@ -90,9 +90,9 @@ def test_networks_learn_again_after_an_evaluation() -> None:
     take_steps(training, 1)
     trainer.measure(training, epochs_done=1)
     assert all(module.training for module in training.cohort.modules())
-    before = training.cohort.state_dict()["members.b.backbone.stages.stem.1.running_mean"].clone()
+    before = training.cohort.state_dict()["members.b.backbone.stages.stem.1.0.running_mean"].clone()
     take_steps(training, 1)
-    assert not torch.equal(training.cohort.state_dict()["members.b.backbone.stages.stem.1.running_mean"], before)
+    assert not torch.equal(training.cohort.state_dict()["members.b.backbone.stages.stem.1.0.running_mean"], before)
 
 
 def test_metrics_equal_numpy() -> None:

@@ -59,6 +59,11 @@ class RunFolder:
     def weights(self, network: str) -> Path:
         return self.path / "weights" / f"{network}.safetensors"
 
+    @property
+    def places(self) -> tuple[Path, ...]:
+        """Where a process that died may have left something unfinished."""
+        return self.path, self.path / "weights", self.checkpoints, self.best
+
     def is_begun(self) -> bool:
         """Whether there is anything to lose: what failed before its first save or evaluation may be begun otherwise."""
         has_learned = self.journal.exists() and self.journal.stat().st_size > 0

@@ -101,7 +101,8 @@ class Run:
                 for stale in (folder.environment, folder.data):
                     stale.unlink(missing_ok=True)
             with logging_to(file_handler(folder.log)):
-                sweep(folder.path)
+                for place in folder.places:
+                    sweep(place)
                 run = cls(folder, recipe, data)
                 with run.journal, run.timing, closing(run.saver):
                     run._describe_once()

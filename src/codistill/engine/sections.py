@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from codistill.cohort import Member
 from codistill.engine.compiling import compiled_whole
 from codistill.networks.kernels import own_kernels
-from codistill.networks.layers import brings_kernels
+from codistill.networks.layers import Normalised, brings_kernels
 
 REPEATS = 8
 """From so many repetitions on, a section is compiled block by block."""
@@ -118,4 +118,4 @@ def _blocks(module: Any) -> Iterator[Any]:
 
 
 def _is_composite(module: nn.Module) -> bool:
-    return next(module.children(), None) is not None
+    return next(module.children(), None) is not None and not isinstance(module, Normalised)
