@@ -133,3 +133,15 @@ def test_networks_of_other_libraries_are_named_as_they_are(tmp_path: Path) -> No
     recipe = quick(networks={"a": "timm:resnet18", "b": "timm:resnet18", "c": "wrn-10-1"}, method="dml")
     seen = look(made_up_run(tmp_path / "run", recipe, epochs=2))
     assert seen.study.title == "2 × timm:resnet18 and WRN-10-1"
+
+
+def test_runs_of_a_folder_are_in_the_order_of_their_methods(tmp_path: Path) -> None:
+    """By name DCM would come first, and all others would be compared with it."""
+    for method in METHODS:
+        made_up_run(tmp_path / method, quick(method, batch_size=32))
+    seen = look(tmp_path)
+    assert not seen.known
+    assert [entry.label for entry in seen.entries] == ["independent", "DML", "DCM"]
+    assert seen.study.contrasts == (("DML", "independent"), ("DCM", "independent"), ("DCM", "DML"))
+    named = look(tmp_path / "dcm", tmp_path / "independent")
+    assert [entry.label for entry in named.entries] == ["DCM", "independent"]

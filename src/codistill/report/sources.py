@@ -1,11 +1,12 @@
 """Which runs a path stands for: a run, a study's folder, a folder of either, or published results."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from codistill.engine.folder import RunFolder
 from codistill.report.runs import SeenRun, read_published, read_run
+from codistill.studies.rows import LABELS
 
 ACCEPTED = "a run's folder, a study's folder, a result.json, or a folder of such files"
 
@@ -19,18 +20,34 @@ class Found:
 
 
 def find(paths: Sequence[Path]) -> Found:
-    """All runs below these paths, each once. One that cannot be read does not keep the others from being shown."""
+    """All runs below these paths, each once. One that cannot be read does not keep the others from being shown.
+
+    Paths are in the order in which they were named, and the runs below one in that of their methods, whatever they are
+    called: what is compared comes after what it is compared with.
+    """
     if not paths:
         raise ValueError(f"no run is named; give {ACCEPTED}, as in runs/demo")
-    found, places = Found(), dict.fromkeys(place for path in paths for place in expand(path))
-    for place in places:
-        try:
-            found.runs.append(read_run(place) if place.is_dir() else read_published(place))
-        except (ValueError, OSError) as error:
-            found.left_out.append(f"{place.name} is left out: {error}")
+    found, known = Found(), set[Path]()
+    for path in paths:
+        places = [place for place in expand(path) if place not in known]
+        known.update(places)
+        found.runs += sorted(_read(places, found.left_out), key=_place_of_method)
     if not found.runs:
         raise ValueError("none of the runs can be read:\n  " + "\n  ".join(found.left_out))
     return found
+
+
+def _read(places: Sequence[Path], left_out: list[str]) -> Iterator[SeenRun]:
+    for place in places:
+        try:
+            yield read_run(place) if place.is_dir() else read_published(place)
+        except (ValueError, OSError) as error:
+            left_out.append(f"{place.name} is left out: {error}")
+
+
+def _place_of_method(run: SeenRun) -> int:
+    methods = list(LABELS)
+    return methods.index(run.recipe.method) if run.recipe.method in methods else len(methods)
 
 
 def expand(path: Path) -> list[Path]:
