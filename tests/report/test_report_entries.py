@@ -81,6 +81,20 @@ def test_rows_tested_on_different_images_are_not_compared(tmp_path: Path) -> Non
     assert [entry.name for entry in seen.entries] == [f"{group}, DCM" for group in seen.study.groups]
 
 
+def test_what_is_not_compared_need_not_be_alike(tmp_path: Path) -> None:
+    """Seeds and lengths matter where rows are compared."""
+    other, whole = {**quick().data.model_dump(), "image_size": 28}, {"epochs": 12, "paper_epochs": 12}
+    cut = {"epochs": 12, "paper_epochs": 24}
+    made_up_run(tmp_path / "a", quick())
+    made_up_run(tmp_path / "b", quick(seed=2, data=other, length=whole))
+    warned = ("Not every row has the same seeds", "different shares of their full length")
+    for words in warned:
+        assert not any(words in note for note in look(tmp_path).tables().errors.notes)
+    made_up_run(tmp_path / "c", quick("dml", seed=3, data=other, length=cut))
+    for words in warned:
+        assert any(words in note for note in look(tmp_path).tables().errors.notes)
+
+
 def test_unequal_seeds_are_named_and_only_shared_ones_pair(tmp_path: Path) -> None:
     for method, seeds in (("dml", (1, 2)), ("dcm", (2, 3))):
         for seed in seeds:

@@ -92,7 +92,8 @@ class Overview:
 
     def _notes(self) -> Iterator[str]:
         yield "Test error in % at the last epoch, mean(std) over n seeds; std is the sample one, none for n = 1."
-        if any(list(entry.runs) != list(self.entries[0].runs) for entry in self.entries):
+        together = list(self.groups.values())
+        if any(list(entry.runs) != list(entries[0].runs) for entries in together for entry in entries):
             seeds = "; ".join(f"{entry.name}: {', '.join(map(str, entry.runs))}" for entry in self.entries)
             yield f"Not every row has the same seeds, and a difference uses only those that both have. {seeds}."
         if len(self.study.groups) > 1:
@@ -101,7 +102,7 @@ class Overview:
             first = next(one for one in self.entries if one.row.group == entry.row.group)
             if lines := differing(first.recipe, entry.recipe):
                 yield f"{entry.name} differs from {first.label} in {'; '.join(lines)}"
-        if len({entry.recipe.length.scale for entry in self.entries}) > 1:
+        if any(len({entry.recipe.length.scale for entry in entries}) > 1 for entries in together):
             yield "These rows have different shares of their full length; a longer training alone lowers the error."
 
 
