@@ -143,6 +143,20 @@ def test_values_are_read_by_pointer_and_by_keyboard(opened: Tab) -> None:
     assert tip.is_visible()
 
 
+@pytest.mark.parametrize("width", [320, 1600])
+@pytest.mark.parametrize("key", ["Home", "End"])
+def test_values_are_shown_inside_the_window(opened: Tab, width: int, key: str) -> None:
+    opened.page.set_viewport_size({"width": width, "height": 800})
+    opened.wait("charts.get('error').plot.width === charts.get('error').frame.clientWidth")
+    chart(opened, "error").locator(".plot").focus()
+    opened.page.keyboard.press(key)
+    values = chart(opened, "error").locator(".tip .value")
+    assert values.count() == 6
+    for place in range(6):
+        box = values.nth(place).bounding_box()
+        assert 0 <= box["x"] < box["x"] + box["width"] <= width
+
+
 def test_the_numbers_can_be_saved(opened: Tab) -> None:
     with opened.page.expect_download() as download:
         chart(opened, "error").get_by_role("button", name="Save the numbers").click()

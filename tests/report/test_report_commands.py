@@ -12,6 +12,7 @@ from made_up import look, made_up_run, quick
 from typer.testing import CliRunner
 
 from codistill.cli.app import app
+from codistill.studies import catalogue
 
 
 def call(*arguments: object) -> Any:
@@ -126,11 +127,14 @@ def test_the_shell_completes_commands_and_names(typed: str, expected: list[str])
     assert done.stdout.split() == expected
 
 
-def test_looking_at_journals_needs_no_torch(study: Path) -> None:
-    """A page that follows a training must not cost a second copy of torch."""
+@pytest.mark.parametrize("name", ["demo", "efficiency"])
+def test_looking_at_journals_needs_no_torch(tmp_path: Path, name: str) -> None:
+    """A page that follows a training must not cost a second copy of torch, not even where a study counts operations."""
+    for place, row in enumerate(catalogue.get(name).rows[:2]):
+        made_up_run(tmp_path / str(place), row.resolved().replace(seed=catalogue.get(name).first_seed))
     code = (
         "import sys; from pathlib import Path; from codistill.report.server import News;"
-        f"News([Path({str(study)!r})]).page(); print('torch' in sys.modules)"
+        f"News([Path({str(tmp_path)!r})]).page(); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -1,5 +1,6 @@
 """The tables in results/ follow from the published runs beside them, and docs/demo.md shows the demonstration's."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -10,6 +11,7 @@ from codistill.studies.results import read_result
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
+README = (RESULTS / "README.md").read_text(encoding="utf-8")
 
 
 def test_published_tables_are_made_from_published_runs(tmp_path: Path) -> None:
@@ -39,3 +41,45 @@ def test_the_demonstrations_page_shows_the_published_differences() -> None:
     for source, shown in included:
         _, differences = re.findall(r"(?:^\|.*\n)+", (ROOT / source).read_text(encoding="utf-8"), re.MULTILINE)
         assert shown == differences.strip()
+
+
+def readme_rows() -> list[tuple[list[Path], str, str]]:
+    """The files that a row of results/README.md names, what it says of them, and their commit."""
+    rows = re.findall(r"^\| `([\w{},./-]+)` \| (.*) \| (\w+) \|$", README, re.MULTILINE)
+    return [([file for name in spelt_out(names) for file in _files(name)], *others) for names, *others in rows]
+
+
+def spelt_out(name: str) -> list[str]:
+    """``a-{b,c}`` as a shell reads it."""
+    if (match := re.search(r"\{([^}]*)\}", name)) is None:
+        return [name]
+    return [one for choice in match[1].split(",") for one in spelt_out(name.replace(match[0], choice, 1))]
+
+
+def _files(name: str) -> list[Path]:
+    return sorted((RESULTS / name).glob("*.json") if name.endswith("/") else RESULTS.glob(f"{name}-*.json"))
+
+
+def test_every_published_run_is_described_with_its_own_commit_and_time() -> None:
+    rows = readme_rows()
+    assert sorted(file for files, _, _ in rows for file in files) == sorted(RESULTS.rglob("*-seed*.json"))
+    for files, what, commit in rows:
+        for file in files:
+            content = json.loads(file.read_text(encoding="utf-8"))
+            assert (content["environment"]["commit"] or commit).startswith(commit), file.name
+            if took := re.search(r"(\d+) min (\d+) s", what):
+                assert round(content["elapsed_s"]) == 60 * int(took[1]) + int(took[2]), file.name
+
+
+def test_what_is_still_to_be_run_is_priced_by_what_was_run() -> None:
+    def minutes(method: str) -> float:
+        (file,) = RESULTS.glob(f"cifar100-wrn-28-4-twins-{method}-seed1-*.json")
+        return float(json.loads(file.read_text(encoding="utf-8"))["elapsed_s"]) / 60
+
+    quoted = re.search(r"measured ([\d,]+) images/s with heads and ([\d,]+) without", README)
+    assert quoted is not None
+    images = 50_000 * 200
+    for shown, method in zip(quoted.groups(), ("dcm", "independent"), strict=True):
+        assert int(shown.replace(",", "")) == round(images / minutes(method) / 60, -2)
+    assert f"2 × {round(minutes('independent') + minutes('dml') + 2 * minutes('dcm'))} |" in README
+    assert f"6 × {round(minutes('dcm'))} |" in README

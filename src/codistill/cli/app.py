@@ -1,12 +1,13 @@
 """The commands and what they take. What they do is in the modules beside this one, imported when a command runs."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
+
+from codistill.cli.options import AsJson, Changes, Runs, Shards, Source, Split, Timeout, complete
 
 WRONG_INPUT = 2
 
@@ -41,48 +42,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-def complete(listing: str) -> Callable[[str], list[str]]:
-    """For a shell's completion: the names of a listing that begin as typed."""
-
-    def names(incomplete: str) -> list[str]:
-        from codistill.cli.listing import LISTINGS
-
-        return [name for name in LISTINGS[listing]() if name.startswith(incomplete)]
-
-    return names
-
-
-Source = Annotated[
-    str,
-    typer.Argument(
-        metavar="RECIPE|FILE",
-        help="A name that `codistill list recipes` shows, or a .yaml or .json file.",
-        autocompletion=complete("recipes"),
-    ),
-]
-Changes = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="KEY=VALUE",
-        show_default=False,
-        help="Changes to it, as in length.epochs=1.",
-        default_factory=list,
-    ),
-]
-Split = Annotated[
-    str | None,
-    typer.Option(metavar="A+C,B", help="Which process trains which networks; shared by their cost if not given."),
-]
-Shards = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="How many processes share each batch of a network; by the cost if not given."),
-]
-Timeout = Annotated[
-    float, typer.Option(min=1, metavar="SECONDS", help="How long processes wait for each other before they give up.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -324,12 +283,6 @@ def study(
         publish_to=publish,
     )
     raise typer.Exit(code)
-
-
-Runs = Annotated[
-    list[Path],
-    typer.Argument(metavar="RUN|STUDY…", help="Folders of runs or studies, or published results, as in runs/demo."),
-]
 
 
 @app.command()

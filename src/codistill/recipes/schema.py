@@ -1,17 +1,17 @@
 """A recipe: one complete, validated, frozen description of a training. Imports no torch."""
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from codistill.networks.names import RESERVED, parse
+from codistill.recipes.consistency import contradictions
 from codistill.recipes.errors import Contradiction, InconsistentError, Path, RecipeError, described, problems
 from codistill.transfer import methods
 from codistill.transfer.graph import Outline, TransferGraph
-from codistill.wording import unknown
 
 
 def _network(name: str) -> str:
@@ -70,6 +70,11 @@ class Data(Settings):
     resident: bool | None = Field(None, description="folders only: all images in memory; null: up to 4 GiB of pixels")
     workers: Annotated[int, Field(ge=0, le=512)] | None = Field(None, description="that decode; null: one per core")
     timeout_s: Positive = Field(120.0, description="a worker that is silent for so long is replaced")
+
+    @property
+    def side(self) -> int:
+        """How many pixels an image is high and wide when it is read."""
+        return self.image_size or SIDES[self.name]
 
     @model_validator(mode="after")
     def _is_readable(self) -> Self:
@@ -264,7 +269,7 @@ class Recipe(Settings):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
-        if found := [*self._misnamed(), *self._graph_problems(), *self._switch_problems()]:
+        if found := list(contradictions(self)):
             raise InconsistentError(found)
         return self
 
@@ -278,87 +283,6 @@ class Recipe(Settings):
             cause = error.errors()[0].get("ctx", {}).get("error")
             return [one for one in getattr(cause, "found", ()) if not one.about & broken]
         return []
-
-    def _misnamed(self) -> Iterator[Contradiction]:
-        by_network: dict[Path, Mapping[str, object]] = {
-            ("start",): self.start,
-            ("optimizer", "lr_of"): self.optimizer.lr_of,
-            ("optimizer", "weight_decay_of"): self.optimizer.weight_decay_of,
-            ("optimizer", "clip_norm_of"): self.optimizer.clip_norm_of,
-        }
-        for path, named in by_network.items():
-            yield from _strangers(path, named, "network", self.networks, {"networks", path[0]})
-
-    def _graph_problems(self) -> Iterator[Contradiction]:
-        about = {"networks", "heads", "method", "weights", "edges", "start"}
-        settings = [name for name, default in methods.settings(self.method).items() if default is not None]
-        if strangers := _strangers(("weights",), self.weights, f"setting of {self.method}", settings, about):
-            yield from strangers
-            return
-        culprit: Path = ("heads", "exits")
-        try:
-            outline = self.outline
-            culprit = ("method",)
-            edges = methods.get(self.method)(outline, **self.weights).weights
-            if strangers := _strangers(("edges",), self.edges, "edge", edges, about):
-                yield from strangers
-                return
-            culprit = ("edges",)
-            graph = self.graph
-        except ValueError as error:
-            yield Contradiction(culprit, str(error), frozenset(about))
-            return
-        for name in [name for name in graph.frozen if name not in self.start]:
-            message = f"missing; with {self.method} this network only teaches, so give its weights: start.{name}=FILE"
-            yield Contradiction(("start", name), message, frozenset(about))
-        for name in [name for name in graph.frozen if graph.exits[name]]:
-            message = (
-                f"{name} only teaches, and its auxiliary classifiers would teach untrained; let only its final teach"
-            )
-            yield Contradiction(culprit, message, frozenset(about))
-
-    def _switch_problems(self) -> Iterator[Contradiction]:
-        """Settings that are sound alone and cannot be had together."""
-        image, crop = self.data.image_size, self.augment.crop
-        if image and crop and crop > image + 2 * self.augment.pad:
-            message = f"{crop} is more than data.image_size={image} with augment.pad={self.augment.pad} on both sides"
-            yield Contradiction(("augment", "crop"), message, frozenset({"data", "augment"}))
-        side = image or SIDES[self.data.name]
-        if self.augment.padding == "reflect" and self.augment.pad >= side:
-            message = f"padding=reflect cannot pad images of {side} pixels by {self.augment.pad}"
-            yield Contradiction(("augment", "pad"), message, frozenset({"data", "augment"}))
-        yield from self._momentum_problems()
-        every, all_every = self.evaluation.every_epochs, self.evaluation.all_every_epochs
-        if all_every % every:
-            message = f"{all_every} is no multiple of evaluation.every_epochs={every}"
-            yield Contradiction(("evaluation", "all_every_epochs"), message, frozenset({"evaluation"}))
-        if self.checkpoints.best and not self.data.validation:
-            message = "needs data.validation above 0: chosen by test images, the best would look better than it is"
-            yield Contradiction(("checkpoints", "best"), message, frozenset({"checkpoints", "data"}))
-        if self.runtime.activation_checkpointing and self.runtime.compile:
-            message = "goes with compile=false: the compiler decides by itself what to compute twice"
-            yield Contradiction(("runtime", "activation_checkpointing"), message, frozenset({"runtime"}))
-
-    def _momentum_problems(self) -> Iterator[Contradiction]:
-        optimizer, about = self.optimizer, frozenset({"optimizer", "schedule"})
-        if not isinstance(optimizer, Sgd):
-            return
-        for switch in ("nesterov", "reset_momentum_at_drops"):
-            if getattr(optimizer, switch) and not optimizer.momentum:
-                yield Contradiction(("optimizer", switch), "needs a momentum above 0", about)
-        if optimizer.reset_momentum_at_drops and not isinstance(self.schedule, Steps):
-            message = f"goes with schedule.kind=steps; {self.schedule.kind} has no drops"
-            yield Contradiction(("optimizer", "reset_momentum_at_drops"), message, about)
-
-
-def _strangers(
-    path: Path, named: Iterable[str], kind: str, allowed: Collection[str], about: Iterable[str | int]
-) -> list[Contradiction]:
-    return [
-        Contradiction((*path, name), str(unknown(kind, name, allowed)), frozenset(map(str, about)))
-        for name in named
-        if name not in allowed
-    ]
 
 
 # Sound parts to look at the rest of a broken recipe with.

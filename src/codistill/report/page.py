@@ -75,6 +75,8 @@ def live(seen: Overview) -> Page:
     words = (
         "Agreement, calibration and confused pairs need trained weights: see `codistill report` when it is finished."
     )
+    # Operations are counted on networks, with torch: a study that shows them does so when it is at rest.
+    seen = replace(seen, study=replace(seen.study, shows_cost=False))
     return replace(_page(seen, {}, (Words(words, missing=True),), tuple(facts.cost_blocks(seen))), live=True)
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from codistill.recipes import Recipe
-from codistill.recipes.schema import SIDES
 from codistill.studies.results import Result
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ def sizes(recipe: Recipe) -> Sizes | None:
     if numbers is None:
         return None
     images, classes, channels = numbers
-    side = recipe.augment.crop or data.image_size or SIDES[data.name]
+    side = recipe.augment.crop or data.side
     return Sizes(images, classes, (channels, side, side))
 
 

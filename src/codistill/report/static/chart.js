@@ -1,6 +1,7 @@
 // One chart and what a reader does with it. Its colours come from classes, so that themes need no new drawing.
 // What is hidden and zoomed survives an update with new numbers.
 
+const NARROW = 520; // pixels, in which there is no room for a tip beside the cursor
 const MOST_RANGES = 8; // in a tip; with more series it has only their values
 
 function html(name, properties, ...children) {
@@ -149,8 +150,11 @@ class Chart {
     this.plot.showCursor(stop);
     this.fillTip(stop);
     const x = this.plot.x(stop.x);
-    const side = x < this.plot.width / 2 ? { left: `${x + 14}px`, right: "" } : { left: "", right: `${this.plot.width - x + 14}px` };
-    Object.assign(this.tip.style, side);
+    const isNarrow = this.plot.width < NARROW;
+    this.tip.classList.toggle("below", isNarrow);
+    const left = !isNarrow && x < this.plot.width / 2 ? `${x + 14}px` : "";
+    const right = !isNarrow && !left ? `${this.plot.width - x + 14}px` : "";
+    Object.assign(this.tip.style, { left, right });
   }
 
   place(stop) {

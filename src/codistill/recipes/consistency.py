@@ -1,0 +1,100 @@
+"""What does not go together in a recipe whose parts are sound by themselves."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from codistill.recipes.errors import Contradiction, Path
+from codistill.transfer import methods
+from codistill.wording import unknown
+
+if TYPE_CHECKING:
+    from codistill.recipes.schema import Recipe
+
+
+def contradictions(recipe: "Recipe") -> Iterator[Contradiction]:
+    yield from _misnamed(recipe)
+    yield from _graph_problems(recipe)
+    yield from _switch_problems(recipe)
+
+
+def _misnamed(recipe: "Recipe") -> Iterator[Contradiction]:
+    by_network: dict[Path, Mapping[str, object]] = {
+        ("start",): recipe.start,
+        ("optimizer", "lr_of"): recipe.optimizer.lr_of,
+        ("optimizer", "weight_decay_of"): recipe.optimizer.weight_decay_of,
+        ("optimizer", "clip_norm_of"): recipe.optimizer.clip_norm_of,
+    }
+    for path, named in by_network.items():
+        yield from _strangers(path, named, "network", recipe.networks, {"networks", path[0]})
+
+
+def _graph_problems(recipe: "Recipe") -> Iterator[Contradiction]:
+    about = {"networks", "heads", "method", "weights", "edges", "start"}
+    settings = [name for name, default in methods.settings(recipe.method).items() if default is not None]
+    if strangers := _strangers(("weights",), recipe.weights, f"setting of {recipe.method}", settings, about):
+        yield from strangers
+        return
+    culprit: Path = ("heads", "exits")
+    try:
+        outline = recipe.outline
+        culprit = ("method",)
+        edges = methods.get(recipe.method)(outline, **recipe.weights).weights
+        if strangers := _strangers(("edges",), recipe.edges, "edge", edges, about):
+            yield from strangers
+            return
+        culprit = ("edges",)
+        graph = recipe.graph
+    except ValueError as error:
+        yield Contradiction(culprit, str(error), frozenset(about))
+        return
+    for name in [name for name in graph.frozen if name not in recipe.start]:
+        message = f"missing; with {recipe.method} this network only teaches, so give its weights: start.{name}=FILE"
+        yield Contradiction(("start", name), message, frozenset(about))
+    for name in [name for name in graph.frozen if graph.exits[name]]:
+        message = f"{name} only teaches, and its auxiliary classifiers would teach untrained; let only its final teach"
+        yield Contradiction(culprit, message, frozenset(about))
+
+
+def _switch_problems(recipe: "Recipe") -> Iterator[Contradiction]:
+    """Settings that are sound alone and cannot be had together."""
+    image, crop = recipe.data.image_size, recipe.augment.crop
+    if image and crop and crop > image + 2 * recipe.augment.pad:
+        message = f"{crop} is more than data.image_size={image} with augment.pad={recipe.augment.pad} on both sides"
+        yield Contradiction(("augment", "crop"), message, frozenset({"data", "augment"}))
+    side = recipe.data.side
+    if recipe.augment.padding == "reflect" and recipe.augment.pad >= side:
+        message = f"padding=reflect cannot pad images of {side} pixels by {recipe.augment.pad}"
+        yield Contradiction(("augment", "pad"), message, frozenset({"data", "augment"}))
+    yield from _momentum_problems(recipe)
+    every, all_every = recipe.evaluation.every_epochs, recipe.evaluation.all_every_epochs
+    if all_every % every:
+        message = f"{all_every} is no multiple of evaluation.every_epochs={every}"
+        yield Contradiction(("evaluation", "all_every_epochs"), message, frozenset({"evaluation"}))
+    if recipe.checkpoints.best and not recipe.data.validation:
+        message = "needs data.validation above 0: chosen by test images, the best would look better than it is"
+        yield Contradiction(("checkpoints", "best"), message, frozenset({"checkpoints", "data"}))
+    if recipe.runtime.activation_checkpointing and recipe.runtime.compile:
+        message = "goes with compile=false: the compiler decides by itself what to compute twice"
+        yield Contradiction(("runtime", "activation_checkpointing"), message, frozenset({"runtime"}))
+
+
+def _momentum_problems(recipe: "Recipe") -> Iterator[Contradiction]:
+    optimizer, about = recipe.optimizer, frozenset({"optimizer", "schedule"})
+    if optimizer.kind != "sgd":
+        return
+    for switch in ("nesterov", "reset_momentum_at_drops"):
+        if getattr(optimizer, switch) and not optimizer.momentum:
+            yield Contradiction(("optimizer", switch), "needs a momentum above 0", about)
+    if optimizer.reset_momentum_at_drops and recipe.schedule.kind != "steps":
+        message = f"goes with schedule.kind=steps; {recipe.schedule.kind} has no drops"
+        yield Contradiction(("optimizer", "reset_momentum_at_drops"), message, about)
+
+
+def _strangers(
+    path: Path, named: Iterable[str], kind: str, allowed: Collection[str], about: Iterable[str | int]
+) -> list[Contradiction]:
+    return [
+        Contradiction((*path, name), str(unknown(kind, name, allowed)), frozenset(map(str, about)))
+        for name in named
+        if name not in allowed
+    ]
