@@ -9,8 +9,8 @@ from torch import nn
 
 from codistill import Cohort
 from codistill.engine.folder import RunFolder
-from codistill.engine.threads import is_steady
 from codistill.engine.trainer import train
+from codistill.networks.steady import is_steady
 from tiny import tiny_recipe
 
 STEADY_PAIR = {"a": "wrn-10-1", "b": "resnet-8"}

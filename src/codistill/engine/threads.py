@@ -5,24 +5,21 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from codistill.engine.parts import Functions, PlainWay
 from codistill.engine.peers import ALONE
 from codistill.engine.sections import Network
 from codistill.engine.timetable import Turn
 from codistill.engine.training import Training
-
-STEADY = (
-    *(nn.Sequential, nn.ModuleDict, nn.ReLU, nn.ReLU6, nn.Linear, nn.Flatten, nn.Identity),
-    *(nn.AdaptiveAvgPool2d, nn.AvgPool2d, nn.MaxPool2d),
-)
-"""What our networks take from torch, and what draws no random numbers: threads would draw from one source, by turns
-that nobody knows."""
+from codistill.networks.steady import is_steady
 
 
 def network_threads(training: Training) -> ThreadPoolExecutor | None:
-    """As many as have something to do; None where networks had better run one after the other."""
+    """As many as have something to do; None where networks must run one after the other.
+
+    So must those that draw random numbers: threads would draw from one source, by turns that nobody knows.
+    """
     runtime, threads = training.recipe.runtime, torch.get_num_threads()
     workers = min(threads, len(training.cohort.members))
     if (
@@ -35,10 +32,6 @@ def network_threads(training: Training) -> ThreadPoolExecutor | None:
     ):
         return None
     return ThreadPoolExecutor(workers, "network", torch.set_num_threads, (threads // workers,))
-
-
-def is_steady(module: nn.Module) -> bool:
-    return all(type(part) in STEADY or type(part).__module__.startswith("codistill.") for part in module.modules())
 
 
 class ThreadedWay(PlainWay):
