@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
-from rich.table import Table
 from torch.nn.parallel import DistributedDataParallel
 
 from codistill.cohort import Cohort
@@ -172,44 +170,34 @@ def main() -> None:
     given = options.parse_args()
 
     link_of_two = repeated(given.repeats, 2, link)
+    cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
+    print(f"{given.network}, batch {given.batch_size}, {cores} cores, load {load:.0f}")
+    print(f"a message: {1e6 * link_of_two.cpu_seconds:.0f} µs and {link_of_two.bytes_per_s / 1e9:.1f} GB/s of CPU time")
+    print("CPU s (elapsed s) of a step, and kB that rank 0 sends in it; formulas behind the slashes", flush=True)
+    print("| N | one process | cohort | gain | / model | sent | data | gain | sent | DDP sent |")
+    print("|" + "---:|" * 10)
     single = repeated(given.repeats, 1, alone, recipe_of(1, given.network, given.batch_size), given.steps)
-    times = Table(
-        "N", "one process", "cohort", "gain", "model", "measured / model", "data", "gain", title="CPU s a step"
-    )
-    sizes = Table("N", "predictions", "formula", "gradients", "formula", "DDP", title="kB that rank 0 sends in a step")
     for count in given.networks:
         recipe = recipe_of(count, given.network, given.batch_size)
         together = repeated(given.repeats, 1, alone, recipe, given.steps)
-        if count == 1:
-            times.add_row("1", f"{together.cpu_seconds:.4f}")
-            continue
-        cohort = repeated(given.repeats, count, by_cohort, recipe, given.steps)
-        data = repeated(given.repeats, count, by_data, recipe, given.steps)
-        ddp = measure(count, by_ddp, recipe, 3)
-        model = single.cpu_seconds + (count - 1) * classifiers(recipe) * link_of_two.cpu_seconds
-        gains = [together.cpu_seconds / measured.cpu_seconds for measured in (cohort, data)]
-        times.add_row(
-            str(count),
-            f"{together.cpu_seconds:.4f} ({together.seconds:.3f} elapsed)",
-            f"{cohort.cpu_seconds:.4f} ({cohort.seconds:.3f})",
-            f"{gains[0]:.2f}",
-            f"{model:.4f}",
-            f"{cohort.cpu_seconds / model:.2f}",
-            f"{data.cpu_seconds:.4f} ({data.seconds:.3f})",
-            f"{gains[1]:.2f}",
-        )
-        predictions = (count - 1) * classifiers(recipe) * given.batch_size * 10 * 4
-        ring = 2 * (count - 1) / count * weights(recipe) * 4
-        moved = (cohort.bytes_written, predictions, data.bytes_written, ring, ddp.bytes_written)
-        sizes.add_row(str(count), *(f"{size / 1e3:,.1f}" for size in moved))
-    screen = Console(width=120)
-    screen.print(
-        f"{given.network}, batch {given.batch_size}, {len(os.sched_getaffinity(0))} cores, load {os.getloadavg()}"
-    )
-    screen.print(
-        f"a message: {1e6 * link_of_two.cpu_seconds:.0f} µs and {link_of_two.bytes_per_s / 1e9:.1f} GB/s of CPU time"
-    )
-    screen.print(times, sizes)
+        cells = [str(count), in_words(together)]
+        if count > 1:
+            cohort = repeated(given.repeats, count, by_cohort, recipe, given.steps)
+            model_s = single.cpu_seconds + (count - 1) * classifiers(recipe) * link_of_two.cpu_seconds
+            cells += [in_words(cohort), f"{together.cpu_seconds / cohort.cpu_seconds:.2f}"]
+            cells += [f"{cohort.cpu_seconds / model_s:.2f}"]
+            predictions = (count - 1) * classifiers(recipe) * given.batch_size * 10 * 4
+            cells += [f"{cohort.bytes_written / 1e3:,.1f} / {predictions / 1e3:,.1f}"]
+            data = repeated(given.repeats, count, by_data, recipe, given.steps)
+            ring = 2 * (count - 1) / count * weights(recipe) * 4
+            cells += [in_words(data), f"{together.cpu_seconds / data.cpu_seconds:.2f}"]
+            cells += [f"{data.bytes_written / 1e3:,.0f} / {ring / 1e3:,.0f}"]
+            cells += [f"{measure(count, by_ddp, recipe, 3).bytes_written / 1e3:,.0f}"]
+        print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def in_words(measured: Measured) -> str:
+    return f"{measured.cpu_seconds:.3f} ({measured.seconds:.3f})"
 
 
 def classifiers(recipe: Recipe) -> int:

@@ -14,6 +14,11 @@ from safetensors.torch import load_file, save_file
 from test_crew import written_bytes
 from torch import Tensor
 
+from codistill.data.batches import Share
+from codistill.engine.parts import Functions, PlainWay
+from codistill.engine.peers import ALONE, Alone
+from codistill.engine.sections import as_it_is
+from codistill.engine.timetable import Position, Timetable
 from codistill.recipes.schema import Constant, Recipe, Sgd
 from tiny import tiny_recipe
 
@@ -165,8 +170,8 @@ def step_with_a_sick_share(crew: Any, recipe: Recipe, notes: Path) -> None:
     run, taken = mesh.run, iter(range(STEPS))
 
     def run_sick(name: str, network: Any, images: Tensor) -> Mapping[str, Tensor]:
-        sick = next(taken) == 1 and crew.rank == 1
-        return {exit_name: x * (torch.nan if sick else 1.0) for exit_name, x in run(name, network, images).items()}
+        factor = torch.nan if next(taken) == 1 and crew.rank == 1 else 1.0
+        return run(name, lambda x, fork: {name: logits * factor for name, logits in network(x, fork).items()}, images)
 
     mesh.run = run_sick
     before = written_bytes()
@@ -175,6 +180,7 @@ def step_with_a_sick_share(crew: Any, recipe: Recipe, notes: Path) -> None:
     parameters = sum(parameter.numel() for parameter in training.cohort.parameters())
     told = {
         "skipped": training.health.skipped(),
+        "images": dict(zip(training.tally.terms, training.tally.sums[1].tolist(), strict=False)),
         "digest": digest(training.tensors_of(name)),
         "written": (written_bytes() - before) / STEPS,
         "gradients": 2 * (2 - 1) / 2 * 8 * parameters,
@@ -188,11 +194,33 @@ def test_who_is_sick_in_one_share_is_left_out_by_all(tmp_path: Path) -> None:
     assert together(4, step_with_a_sick_share, recipe, tmp_path) == [0] * 4
     told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)]
     assert [rank["skipped"] for rank in told] == [{"a": 1}, {"a": 1}, {"b": 0}, {"b": 0}]
+    for rank in told:  # of 33, 33 and 4: in the second step a taught nobody, on no share
+        assert rank["images"]["a/final->b/final"] == 33 + 4
+        assert rank["images"]["labels->a/final"] == 33 + 4
+        assert rank["images"]["labels->b/final"] == 33 + 33 + 4
     assert told[0]["digest"] == told[1]["digest"]
     assert told[2]["digest"] == told[3]["digest"]
     if Path("/proc/self/io").exists():
         for rank in told:  # and statistics, predictions, flags and sums
             assert rank["gradients"] <= rank["written"] <= 1.2 * rank["gradients"]
+
+
+def test_every_share_has_its_own_dropout(float64: None) -> None:
+    class Second(Alone):
+        share = Share(1, 2)
+
+    recipe = plain_recipe(networks={"a": "wrn-10-1-dropout-0.3", "b": "resnet-8"})
+    turn, images = Timetable.of(recipe, 70).turn(Position()), torch.randn(4, 1, 28, 28)
+    first, again, second = (logits_of(training_of(recipe, peers), images, turn) for peers in (ALONE, ALONE, Second()))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert {name: torch.equal(first[name], second[name]) for name in first} == {
+        name: name.startswith("b/") for name in first
+    }
+    assert len(first) == 6
+
+
+def logits_of(training: Any, images: Tensor, turn: Any) -> Mapping[str, Tensor]:
+    return PlainWay(training, Functions.of(training, training.cohort, as_it_is)).forward(images, turn)
 
 
 def refuse_everywhere(crew: Any, notes: Path) -> None:

@@ -6,7 +6,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.modules.dropout import _DropoutNd
 
 from codistill.cohort import Member
 from codistill.data.batches import Draws
@@ -15,6 +14,7 @@ from codistill.distributed.exchange import Exchange
 from codistill.engine.sections import Network, Sections
 from codistill.engine.training import Training
 from codistill.networks.recompute import statistics_untouched
+from codistill.networks.steady import is_steady
 
 Ready = Callable[[str, Tensor], None]
 """Hears of an exit's logits as soon as they exist."""
@@ -96,10 +96,10 @@ class OneStepOld:
 def run_and_tell(member: Member, network: Network, images: Tensor, ready: Ready) -> Mapping[str, Tensor]:
     """The network, each head as soon as the trunk has come to it, so that its logits leave while the trunk goes on.
 
-    Where there is dropout, or a network can only be run as a whole, all leave at its end: dropout's random numbers
-    follow the order in which a single process computes.
+    Where it may draw random numbers, or can only be run as a whole, all leave at its end: the numbers follow the order
+    in which a single process computes.
     """
-    if isinstance(network, Sections) and not _draws(member):
+    if isinstance(network, Sections) and is_steady(member):
         return _by_exits(network, images, ready)
     logits = network(images, nullcontext)
     for exit_name, tensor in logits.items():
@@ -138,7 +138,3 @@ class Rejoined(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None]:
         torch.autograd.backward(ctx.logits, gradients[0])
         return ctx.branch.grad, None
-
-
-def _draws(member: Member) -> bool:
-    return any(isinstance(module, _DropoutNd) and module.p > 0 for module in member.modules())

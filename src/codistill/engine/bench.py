@@ -10,7 +10,7 @@ import torch
 
 from codistill.data.images import ImageData, Images
 from codistill.engine.captured import CapturedStep
-from codistill.engine.parts import PARTS, PlainWay, parts
+from codistill.engine.parts import PARTS, parts
 from codistill.engine.runtime import prepared
 from codistill.engine.step import PlainStep, Step, choose_step
 from codistill.engine.timetable import Position, Timetable
@@ -118,9 +118,8 @@ class Runner:
         seconds: dict[str, list[float]] = {part: [] for part in PARTS}
         for index in range(steps):
             draws, turn = self.plan.step(index % EPOCH_STEPS), self.timetable.turn(Position())
-            way = PlainWay(self.training, step.functions.for_batch_of(len(draws.indices)))
             started_at = time.perf_counter()
-            for part in parts(self.training, way, draws, turn):
+            for part in parts(self.training, step.way(draws), draws, turn):
                 wait_for(self.training.machine.device)
                 ended_at = time.perf_counter()
                 seconds[part].append(ended_at - started_at)

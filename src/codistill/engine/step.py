@@ -9,8 +9,9 @@ from typing import Protocol
 from codistill.data.batches import Draws
 from codistill.engine.captured import CapturedStep
 from codistill.engine.logs import log
-from codistill.engine.parts import FunctionsBySize, PlainWay, parts
+from codistill.engine.parts import FunctionsBySize, PlainWay, Way, parts
 from codistill.engine.runtime import hindrances
+from codistill.engine.threads import ThreadedWay, network_threads
 from codistill.engine.timetable import Turn
 from codistill.engine.training import Training
 
@@ -24,13 +25,20 @@ class Step(Protocol):
 
 class PlainStep:
     def __init__(self, training: Training, path: str) -> None:
-        self.training, self.path = training, path
+        self.training = training
         self.functions = FunctionsBySize(training, training.cohort)
+        self.threads = network_threads(training)
+        self.path = f"{path}, networks on threads of their own" if self.threads else path
 
     def __call__(self, draws: Draws, turn: Turn) -> None:
-        way = PlainWay(self.training, self.functions.for_batch_of(draws.size))
-        for _ in parts(self.training, way, draws, turn):
+        for _ in parts(self.training, self.way(draws), draws, turn):
             pass
+
+    def way(self, draws: Draws) -> Way:
+        functions = self.functions.for_batch_of(draws.size)
+        if self.threads:
+            return ThreadedWay(self.training, functions, self.threads)
+        return PlainWay(self.training, functions)
 
 
 def choose_step(training: Training) -> Step:
