@@ -73,8 +73,7 @@ class Normalised(nn.Sequential):
     def with_input(self, x_BCHW: Tensor, shortcut_BCHW: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Also x, for who uses it again: this one's gradient is added at no cost."""
         norm, *activation = self
-        assert isinstance(norm, BatchNorm2d)
-        if kernels.fit(x_BCHW, norm):
+        if isinstance(norm, BatchNorm2d) and kernels.fit(x_BCHW, norm):  # else it is a synchronised one
             return kernels.norm_activate(x_BCHW, norm, self.bounds, shortcut_BCHW)
         out = norm(x_BCHW)
         if shortcut_BCHW is not None:
