@@ -11,7 +11,6 @@ from codistill.engine.captured import CapturedStep
 from codistill.engine.logs import log
 from codistill.engine.parts import FunctionsBySize, PlainWay, Way, parts
 from codistill.engine.runtime import hindrances
-from codistill.engine.threads import ThreadedWay, network_threads
 from codistill.engine.timetable import Turn
 from codistill.engine.training import Training
 
@@ -25,20 +24,15 @@ class Step(Protocol):
 
 class PlainStep:
     def __init__(self, training: Training, path: str) -> None:
-        self.training = training
+        self.training, self.path = training, path
         self.functions = FunctionsBySize(training, training.cohort)
-        self.threads = network_threads(training)
-        self.path = f"{path}, networks on threads of their own" if self.threads else path
 
     def __call__(self, draws: Draws, turn: Turn) -> None:
         for _ in parts(self.training, self.way(draws), draws, turn):
             pass
 
     def way(self, draws: Draws) -> Way:
-        functions = self.functions.for_batch_of(draws.size)
-        if self.threads:
-            return ThreadedWay(self.training, functions, self.threads)
-        return PlainWay(self.training, functions)
+        return PlainWay(self.training, self.functions.for_batch_of(draws.size))
 
 
 def choose_step(training: Training) -> Step:
