@@ -264,6 +264,8 @@ class NormActivate(torch.autograd.Function):
         statistics[shape.over_parts()](
             x, parts, own_tickets, moments, running_mean, running_var, *size, momentum, eps, **shape.cut
         )
+        if shortcut is not None:
+            shortcut = shortcut.contiguous(memory_format=torch.channels_last)
         out = torch.empty_like(x)
         activate[shape.over_rows()](x, shortcut, moments, weight, bias, out, *size, *bounds, **shape.cut)
         ctx.save_for_backward(x, out if shortcut is not None else None, moments, weight, bias)
