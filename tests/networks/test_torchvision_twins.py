@@ -12,21 +12,24 @@ from codistill.networks.build import architecture
 TWINS = {"resnet-18": "resnet18", "resnet-50": "resnet50", "mobilenetv2": "mobilenet_v2"}
 PARAMETERS = {"resnet-18": 11_689_512, "resnet-50": 25_557_032, "mobilenetv2": 3_504_872}  # as torchvision publishes
 
-# torchvision's convolution k of a block, with the norm behind it, in our branch.
-BASIC = {"conv1": "0.0", "bn1": "0.1", "conv2": "1", "bn2": "2"}
-BOTTLENECK = {"conv1": "0.0", "bn1": "0.1", "conv2": "1.0", "bn2": "1.1", "conv3": "2", "bn3": "3"}
+# torchvision's convolution k of a block, with the norm behind it, in our block.
+FIRST = {"conv1": "branch.0.0", "bn1": "branch.0.1.0"}
+BASIC = {**FIRST, "conv2": "branch.1", "bn2": "activation.0"}
+BOTTLENECK = {
+    **FIRST, "conv2": "branch.1.0", "bn2": "branch.1.1.0", "conv3": "branch.2", "bn3": "activation.0",
+}  # fmt: skip
 
 
 def our_resnet_key(key: str, parts: dict[str, str]) -> str:
     match key.split("."):
         case ["conv1" | "bn1" as part, tensor]:
-            return f"stages.stem.0.{0 if part == 'conv1' else 1}.{tensor}"
+            return f"stages.stem.0.{'0' if part == 'conv1' else '1.0'}.{tensor}"
         case ["fc", tensor]:
             return f"classifier.2.{tensor}"
         case [layer, block, "downsample", index, tensor]:
-            return f"stages.stage{layer[-1]}.{block}.shortcut.{index}.{tensor}"
+            return f"stages.stage{layer[-1]}.{block}.shortcut.{'0' if index == '0' else '1.0'}.{tensor}"
         case [layer, block, part, tensor]:
-            return f"stages.stage{layer[-1]}.{block}.branch.{parts[part]}.{tensor}"
+            return f"stages.stage{layer[-1]}.{block}.{parts[part]}.{tensor}"
     raise AssertionError(key)
 
 
@@ -36,12 +39,25 @@ def our_mobilenet_key(key: str) -> str:
         return key.replace("classifier.1.", "classifier.2.")
     found = re.fullmatch(r"features\.(\d+)\.(.*)", key)
     assert found, key
-    number, rest = int(found[1]), found[2]
+    number = int(found[1])
+    rest = our_mobilenet_part(found[2], last="2" if number == 1 else "3")  # the first block does not widen
     if number == 0:
         return f"stages.stem.{rest}"
     first_of_stage = {"stage1": 1, "stage2": 7, "stage3": 14, "stage4": 17}
     stage = [name for name, first in first_of_stage.items() if first <= number][-1]
-    return f"stages.{stage}.{number - first_of_stage[stage]}.{rest.replace('conv.', 'branch.', 1)}"
+    return f"stages.{stage}.{number - first_of_stage[stage]}.{rest}"
+
+
+def our_mobilenet_part(part: str, last: str) -> str:
+    """Steps are of a convolution 0 and a norm 1; a block ends with the ``last`` norm, and a convolution before it."""
+    match part.split("."):
+        case ["conv", step, tensor] if step == last:
+            return f"norm.0.{tensor}"
+        case ["conv", step, "1", tensor]:
+            return f"branch.{step}.1.0.{tensor}"
+        case ["1", tensor]:
+            return f"1.0.{tensor}"
+    return part.replace("conv.", "branch.", 1)
 
 
 def translated(name: str, key: str) -> str:
