@@ -23,7 +23,8 @@ unit: $(READY)
 	$(BIN)/pytest -n 2 --dist worksteal
 
 punish: $(READY)        ## the faults and attacks of docs/reliability.md as often as published (about an hour on 2 cores)
-	CODISTILL_PUNISH=1 $(BIN)/pytest -n 2 --dist worksteal tests/faults tests/data/test_streaming.py tests/gpu
+	CODISTILL_PUNISH=1 $(BIN)/pytest -n 2 --dist worksteal tests/faults tests/data/test_streaming.py \
+	  tests/distributed/test_two_hosts.py tests/gpu
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "codistill needs Python 3.11 or newer; try: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }

@@ -5,10 +5,10 @@ Both are the engine's choice, which it makes around a forward pass; without one,
 
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,18 +21,29 @@ Bounds = tuple[float | None, float | None]
 LAG = 4
 """How many weight gradients may wait to be computed; each holds two feature maps."""
 
+Value = TypeVar("Value")
+
 _own_kernels: ContextVar[bool] = ContextVar("own_kernels", default=False)
 _apart: ContextVar["Apart | None"] = ContextVar("apart", default=None)
 
 
 @contextmanager
-def own_kernels() -> Iterator[None]:
-    """Inside, layers run kernels of our own where they fit."""
-    token = _own_kernels.set(True)
+def _during(variable: ContextVar[Value], value: Value) -> Iterator[None]:
+    token = variable.set(value)
     try:
         yield
     finally:
-        _own_kernels.reset(token)
+        variable.reset(token)
+
+
+def own_kernels() -> AbstractContextManager[None]:
+    """Inside, layers run kernels of our own where they fit."""
+    return _during(_own_kernels, True)
+
+
+def weights_apart(apart: "Apart | None") -> AbstractContextManager[None]:
+    """Inside, convolutions leave the gradients of their weights to it."""
+    return _during(_apart, apart)
 
 
 def fit(x_BCHW: Tensor, norm: nn.BatchNorm2d) -> bool:
@@ -60,16 +71,6 @@ def norm_activate(
         x_BCHW, shortcut_BCHW, norm.weight, norm.bias, *statistics, *settings
     )
     return out
-
-
-@contextmanager
-def weights_apart(apart: "Apart | None") -> Iterator[None]:
-    """Inside, convolutions leave the gradients of their weights to it."""
-    token = _apart.set(apart)
-    try:
-        yield
-    finally:
-        _apart.reset(token)
 
 
 def convolution(x_BCHW: Tensor, conv: nn.Conv2d) -> Tensor | None:
