@@ -239,4 +239,18 @@ def test_a_large_study_is_a_small_file(tab: Tab, tmp_path: Path) -> None:
     assert file.stat().st_size < 8e6
     tab.open(file.as_uri()).draw_all()
     assert tab.page.evaluate("charts.size") == len(written.charts) == 22
+    tab.page.set_viewport_size({"width": 320, "height": 900})
+    tab.draw_all()
+    spans = tab.page.evaluate(
+        """[...document.querySelectorAll("svg:has(.x-tick)")].map((svg) => ({
+             width: svg.viewBox.baseVal.width,
+             ticks: [...svg.querySelectorAll(".x-tick")]
+               .map((tick) => tick.getBBox()).map((box) => [box.x, box.x + box.width]),
+           }))"""
+    )
+    assert len(spans) == 22
+    for chart in spans:
+        assert chart["ticks"]
+        ends = [0.0, *(edge for tick in chart["ticks"] for edge in tick), chart["width"]]
+        assert ends == sorted(ends), "labels on a narrow window neither touch nor leave it"
     assert tab.errors == []

@@ -5,7 +5,7 @@ const DASHES = 4;
 const MARKS = ["M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0", "M-3.6,-3.6h7.2v7.2h-7.2z", "M0,-4.6L4.4,3.4H-4.4z", "M0,-5L5,0L0,5L-5,0z",
   "M0,4.6L4.4,-3.4H-4.4z", "M-1.4,-4.4h2.8v3h3v2.8h-3v3h-2.8v-3h-3v-2.8h3z", "M-4.6,-2h9.2v4h-9.2z"];
 const FEW_POINTS = 16; // so many are marked on a line
-const LETTER = 6.2; // pixels, about
+const LETTER = 8; // pixels, at most
 
 const colourOf = (series) => series.colour % COLOURS;
 const dashOf = (series) => (series.dash + Math.floor(series.colour / COLOURS)) % DASHES;
@@ -69,7 +69,7 @@ class Plot {
   }
 
   axes(yTicks) {
-    const { left, right, top, bottom, height } = this;
+    const { left, right, top, bottom, width, height } = this;
     const text = (words, x, y, anchor, more = {}) => svg("text", { x, y, "text-anchor": anchor, ...more }, words);
     const title = (axis) => (axis.unit ? `${axis.title} (${axis.unit})` : axis.title);
     const middle = (top + bottom) / 2;
@@ -77,7 +77,9 @@ class Plot {
       text(tickWords(tick), left - 7, this.y(tick) + 4, "end")]);
     for (const [place, words] of this.xTicks()) {
       const x = this.x(place);
-      nodes.push(line(x, bottom, x, bottom + 4, "frame"), text(words, x, bottom + 18, "middle"));
+      const half = (words.length * LETTER) / 2; // the first and the last stay inside
+      const centre = Math.max(half, Math.min(x, width - half));
+      nodes.push(line(x, bottom, x, bottom + 4, "frame"), text(words, centre, bottom + 18, "middle", { class: "x-tick" }));
     }
     if (!this.isLog && this.y(0) > top && this.y(0) < bottom) nodes.push(line(left, this.y(0), right, this.y(0), "zero"));
     nodes.push(line(left, bottom, right, bottom, "frame"),
