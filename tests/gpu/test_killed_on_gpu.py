@@ -3,11 +3,13 @@
 import random
 import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
+from codistill.recipes.schema import Recipe
 from processes import in_new_process, started_process
 from punishment import times
 from tiny import tiny_recipe
@@ -21,25 +23,37 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-KILLS = times(20, 4)
-LONGEST_S = 25.0
+KILLS, LANES = times(20, 4), 4
+"""Trainings that are killed and continued side by side: most of a start is not the GPU's work."""
+LONGEST_S = 15.0
 """Starting CUDA and recording the step take most of it."""
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_killed_at_random_instants(compiled: bool, tmp_path: Path) -> None:
     runtime = {"device": "cuda", "precision": "bf16", "compile": compiled, "deterministic": True}
-    recipe, chance = tiny_recipe(runtime=runtime, length={"epochs": 20}), random.Random(7)
+    recipe = tiny_recipe(runtime=runtime, length={"epochs": 20})
     assert in_new_process(run_to_the_end, recipe, tmp_path / "whole") == 0
-    kills = 0
-    while kills < KILLS:
-        out = tmp_path / f"run-{kills}"
-        for _ in range(4):
-            process = started_process(run_to_the_end, recipe, out)
-            process.join(timeout=chance.uniform(0, LONGEST_S))
-            process.kill()
-            process.join()
-            kills += process.exitcode == -signal.SIGKILL
-        assert in_new_process(run_to_the_end, recipe, out) == 0
-        assert what_remains(out) == what_remains(tmp_path / "whole")
-    print(f"{kills} kills")
+    expected = what_remains(tmp_path / "whole")
+
+    def lane(number: int) -> int:
+        kills, chance = 0, random.Random(number)
+        while kills < KILLS // LANES:
+            out = tmp_path / f"lane-{number}-{kills}"
+            for _ in range(4):
+                kills += killed(recipe, out, after_s=chance.uniform(0, LONGEST_S))
+            assert in_new_process(run_to_the_end, recipe, out) == 0
+            assert what_remains(out) == expected
+        return kills
+
+    with ThreadPoolExecutor(LANES) as lanes:
+        print(f"{sum(lanes.map(lane, range(LANES)))} kills")
+
+
+def killed(recipe: Recipe, out: Path, after_s: float) -> bool:
+    """Whether the training was still running then."""
+    process = started_process(run_to_the_end, recipe, out)
+    process.join(timeout=after_s)
+    process.kill()
+    process.join()
+    return process.exitcode == -signal.SIGKILL

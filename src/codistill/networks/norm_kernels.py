@@ -7,6 +7,7 @@ Triton, which comes with torch for CUDA.
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,12 +16,12 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-TILE, WARPS = 8192, 8
-"""Numbers that a program has in hand at once, and who share them."""
+TILE, WARPS, STAGES = 4096, 4, 3
+"""Numbers that a program has in hand at once, who share them, and how many such loads are under way."""
 FEWEST_CHANNELS, MOST_CHANNELS = 16, 64
 """Of a tile: enough to fill what memory moves at once, few enough that every processor gets rows."""
-SUMMING_PROGRAMS, MOST_PARTS = 528, 256
-"""How many programs add up rows: four for each processor of a large chip, and so few that one can add up theirs."""
+MANY = 10_000_000
+"""From so many numbers on, two programs to a processor add them up; below, the sums of so many would take longer."""
 TICKETS = 1 << 20
 """So many that none is taken again while it is in use."""
 
@@ -39,13 +40,14 @@ def statistics(
     eps,
     BM: tl.constexpr,
     BC: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Mean and reciprocal deviation of every channel. Sums are of differences to its first pixel: a large mean is no
     loss of digits."""
     channels, there = own_channels(width, BC)
     shift = tl.load(x + channels, mask=there, other=0.0).to(tl.float32)
     first, second = tl.zeros((BM, BC), tl.float32), tl.zeros((BM, BC), tl.float32)
-    for start in range(tl.program_id(1) * BM, rows, tl.num_programs(1) * BM):
+    for start in tl.range(tl.program_id(1) * BM, rows, tl.num_programs(1) * BM, num_stages=STAGES):
         at, here = tile(start, rows, width, channels, there, BM)
         value = tl.where(here, tl.load(x + at, mask=here, other=0.0).to(tl.float32) - shift[None, :], 0.0)
         first += value
@@ -82,13 +84,13 @@ def activate(
 @triton.jit
 def gradient_sums(
     gradient, x, out, moments, weight, bias, parts, tickets, sums, passed, rows, width,
-    LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+    LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The gradients of bias and weight, which that of the input needs. ``passed``: what the activation lets through."""
     channels, there = own_channels(width, BC)
     mean, deviation, scale, offset = affine(moments, weight, bias, channels, there, width)
     first, second = tl.zeros((BM, BC), tl.float32), tl.zeros((BM, BC), tl.float32)
-    for start in range(tl.program_id(1) * BM, rows, tl.num_programs(1) * BM):
+    for start in tl.range(tl.program_id(1) * BM, rows, tl.num_programs(1) * BM, num_stages=STAGES):
         at, here = tile(start, rows, width, channels, there, BM)
         value = tl.load(x + at, mask=here, other=0.0).to(tl.float32)
         arriving = tl.load(gradient + at, mask=here, other=0.0).to(tl.float32)
@@ -195,10 +197,12 @@ class Shape:
 
     rows: int
     channels: int
+    processors: int
 
     @classmethod
     def of(cls, x_BCHW: Tensor) -> "Shape":
-        return cls(x_BCHW.numel() // x_BCHW.shape[1], x_BCHW.shape[1])
+        channels = x_BCHW.shape[1]
+        return cls(x_BCHW.numel() // channels, channels, processors(x_BCHW.device))
 
     @property
     def tile_channels(self) -> int:
@@ -217,7 +221,8 @@ class Shape:
     @property
     def parts(self) -> int:
         tiles = math.ceil(self.rows / self.tile_rows)
-        return min(tiles, MOST_PARTS, max(1, SUMMING_PROGRAMS // self.columns))
+        programs = self.processors * (2 if self.rows * self.channels >= MANY else 1)
+        return min(tiles, max(1, programs // self.columns))
 
     def over_rows(self) -> tuple[int, int]:
         return self.columns, math.ceil(self.rows / self.tile_rows)
@@ -228,6 +233,11 @@ class Shape:
     @property
     def cut(self) -> dict[str, int]:
         return {"BM": self.tile_rows, "BC": self.tile_channels, "num_warps": WARPS}
+
+
+@cache
+def processors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 class Tickets:
@@ -262,7 +272,7 @@ class NormActivate(torch.autograd.Function):
         moments = x.new_empty(2, shape.channels, dtype=torch.float32)
         own_tickets = tickets.take(x.device, shape.columns)
         statistics[shape.over_parts()](
-            x, parts, own_tickets, moments, running_mean, running_var, *size, momentum, eps, **shape.cut
+            x, parts, own_tickets, moments, running_mean, running_var, *size, momentum, eps, STAGES=STAGES, **shape.cut
         )
         if shortcut is not None:
             shortcut = shortcut.contiguous(memory_format=torch.channels_last)
@@ -286,7 +296,7 @@ class NormActivate(torch.autograd.Function):
         own_tickets = tickets.take(x.device, shape.columns)
         known = moments, weight, bias
         gradient_sums[shape.over_parts()](
-            gradient, x, out, *known, parts, own_tickets, sums, passed, *size, *ctx.bounds, **shape.cut
+            gradient, x, out, *known, parts, own_tickets, sums, passed, *size, *ctx.bounds, STAGES=STAGES, **shape.cut
         )
         bounds = ctx.bounds
         if passed is not None:
