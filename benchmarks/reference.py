@@ -38,7 +38,7 @@ class Augmented(Dataset[tuple[Tensor, int]]):
         return (image / 255 - self.mean) / self.std, int(self.images.labels[index])
 
 
-def throughput(recipe: Recipe, data: ImageData, *, warm_up: int = 10, steps: int = 100) -> float:
+def throughput(recipe: Recipe, data: ImageData, *, warm_up: int, steps: int) -> float:
     """Images per second of the recipe's training done the plain way."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     workers = 8 if device.type == "cuda" else 0  # on a CPU they would take the networks' cores

@@ -4,7 +4,8 @@
     python benchmarks/step.py quickstart runtime.threads=2 --steps 20
     python benchmarks/step.py cifar100/wrn-28-4-twins runtime.precision=bf16 runtime.compile=true --no-reference
 
-One line of JSON each. Images are random: the arithmetic does not depend on them.
+One line of JSON each. Images are random: the arithmetic does not depend on them. A recipe for a folder of images is
+measured as for ImageNet.
 """
 
 import argparse
@@ -16,24 +17,26 @@ import torch
 from codistill import recipes
 from codistill.engine.bench import bench, random_data
 from codistill.recipes.schema import Recipe
-from codistill.studies.costs import sizes
+from codistill.studies.costs import Sizes, sizes
 from reference import throughput as plain_throughput
 
 PAIRS = ("wrn-28-10-twins", "wrn-28-4-twins", "densenet-40-12-twins", "resnet-110-twins")
+WARM_UP_STEPS = 10
+IMAGENET = Sizes(1_281_167, classes=1_000, shape=(3, 224, 224))
 FAST = ("runtime.device=cuda", "runtime.precision=bf16", "runtime.compile=true")
 
 
 def compare(recipe: Recipe, steps: int, *, with_reference: bool) -> dict[str, object]:
-    seen = sizes(recipe)
-    assert seen
+    seen = sizes(recipe) or IMAGENET
     channels, side, _ = seen.shape
     ours = bench(recipe, channels, side, seen.classes, steps)
     row = {"recipe": recipe.name, "method": recipe.method, **asdict(ours), "share_of_matmul": ours.share_of_matmul}
     if with_reference:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        data = random_data(channels, side, seen.classes, images=100 * recipe.batch_size)
-        plain = plain_throughput(recipe, data, steps=steps // 2)
+        plain_steps = steps // 2
+        data = random_data(channels, side, seen.classes, images=(WARM_UP_STEPS + plain_steps) * recipe.batch_size)
+        plain = plain_throughput(recipe, data, warm_up=WARM_UP_STEPS, steps=plain_steps)
         row |= {"plain_images_per_s": plain, "times_plain": ours.images_per_s / plain}
     return row
 
