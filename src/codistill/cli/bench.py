@@ -42,6 +42,7 @@ def show(measured: "Bench", title: str) -> None:
         table.add_row("peak memory", f"{measured.peak_device_bytes / 2**30:.2f} GiB")
     table.add_row("start to the first step's end", f"{measured.start_up_s:.1f} s")
     whole_ms = sum(measured.parts_ms.values())
+    table.add_row("a step, nothing side by side", f"{whole_ms:.2f} ms")
     for part, part_ms in measured.parts_ms.items():
         table.add_row(f"  {part}", f"{part_ms:.2f} ms, {part_ms / whole_ms:.0%}")
     console().print(table)

@@ -1,6 +1,5 @@
 """The training step recorded as a CUDA graph: one launch instead of thousands."""
 
-import math
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -23,6 +22,8 @@ from codistill.networks.kernels import Apart, weights_apart
 from codistill.recipes.schema import Sgd
 
 if TYPE_CHECKING:
+    from torch.cuda import _POOL_HANDLE
+
     from codistill.engine.fused_sgd import FusedSgd
 
 WARM_UP_STEPS = 3
@@ -51,7 +52,7 @@ class CapturedStep:
         self.functions = FunctionsBySize(training, self.lowered.cohort if self.lowered else training.cohort)
         self.recorded: dict[int, Recording] = {}
         self.memory = torch.cuda.graph_pool_handle()
-        """Of all recordings: nothing of a step outlives it, and they never run at once."""
+        """Of all recordings that are kept: nothing of a step outlives it, and they never run at once."""
 
     def __call__(self, draws: Draws, turn: Turn) -> None:
         size = len(draws.indices)
@@ -69,19 +70,34 @@ class CapturedStep:
 
         The kernels of small networks gain by overlapping, those of large ones get in each other's way.
         """
-        best, least_s = None, math.inf
+        seconds: dict[Beside, float] = {}
         with self.put_back():
             for beside in BESIDE:
-                recording = self.record(draws, turn, beside)
-                seconds = recording.seconds()
-                log.info("batches of %d, %s: %.2f ms a step", len(draws.indices), WORDS[beside], 1e3 * seconds)
-                if seconds < least_s:
-                    best, least_s = recording, seconds
-        assert best
-        return best
+                what = f"batches of {len(draws.indices)}, {WORDS[beside]}"
+                try:
+                    seconds[beside] = self.record(draws, turn, beside).seconds()
+                except torch.OutOfMemoryError:
+                    log.info("%s: not enough memory", what)
+                else:
+                    log.info("%s: %.2f ms a step", what, 1e3 * seconds[beside])
+            best = min(seconds, key=seconds.__getitem__, default=BESIDE[-1])
+            if not self.recorded:  # what was tried and dropped is not what training needs
+                torch.cuda.reset_peak_memory_stats()
+            return self.record(draws, turn, best, memory=self.memory)
 
-    def record(self, draws: Draws, turn: Turn, beside: "Beside", until: str = PARTS[-1]) -> "Recording":
-        """The step, or only its beginning up to the end of a part. Its warm-up trains: see ``put_back``."""
+    def record(
+        self,
+        draws: Draws,
+        turn: Turn,
+        beside: Beside,
+        *,
+        until: str = PARTS[-1],
+        memory: "_POOL_HANDLE | None" = None,
+    ) -> "Recording":
+        """The step, or only its beginning up to the end of a part. Its warm-up trains: see ``put_back``.
+
+        Without ``memory`` to share it has its own, which is free again when the recording is dropped.
+        """
         functions = self.functions.for_batch_of(len(draws.indices))
         way = SideBySide(self.training, functions, self.lowered, beside)
         inputs = draws.clone()
@@ -102,7 +118,7 @@ class CapturedStep:
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.memory):
+        with torch.cuda.graph(graph, pool=memory):
             body()
         way.finish_recording()
         return Recording(graph, inputs, way)
