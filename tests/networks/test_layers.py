@@ -8,8 +8,9 @@ from torch.nn import functional as F
 import zoo
 from codistill import Cohort
 from codistill.engine.sections import runs_own_kernels
+from codistill.networks.densenet import DenseLayer, DenseStage, transition
 from codistill.networks.kernels import fit, own_kernels
-from codistill.networks.layers import Normalised, brings_kernels
+from codistill.networks.layers import Normalised, brings_kernels, conv_norm_relu
 
 ACTIVATIONS = {"none": None, "relu": nn.ReLU(inplace=True), "relu6": nn.ReLU6(inplace=True)}
 BY_HAND = {"none": lambda x: x, "relu": lambda x: x.clamp(min=0), "relu6": lambda x: x.clamp(0, 6)}
@@ -29,17 +30,31 @@ def test_normalised_is_norm_then_shortcut_then_activation(activation: str, has_s
 
 
 @pytest.mark.parametrize(
-    ("network", "expected"),
-    [
-        ("wrn-28-10", True), ("wrn-28-4", True), ("resnet-110", True), ("resnet-164", True), ("mobilenet", True),
-        ("mobilenetv2", True), ("resnet-50", True), ("densenet-40-12", False),
-    ],
-)  # fmt: skip
-def test_which_networks_need_no_compiler(network: str, expected: bool) -> None:
-    """DenseNet-40-12's 28 channels need padding, which a compiler fuses."""
+    "network",
+    ["wrn-28-10", "wrn-28-4", "resnet-110", "resnet-164", "mobilenet", "mobilenetv2", "resnet-50", "densenet-40-12"],
+)
+def test_our_networks_need_no_compiler(network: str) -> None:
     with torch.device("meta"):
         cohort = Cohort({"a": network}, num_classes=10)
-    assert brings_kernels(cohort.members["a"]) is expected
+    assert brings_kernels(cohort.members["a"])
+
+
+def test_channels_that_need_padding_are_left_to_a_compiler_but_in_a_dense_stage() -> None:
+    """It fuses the padding; a dense stage has kernels that do."""
+    assert brings_kernels(conv_norm_relu(16, 32, 3))
+    assert not brings_kernels(conv_norm_relu(12, 28, 3))
+    assert brings_kernels(DenseStage(DenseLayer(28, 12)))
+    assert not brings_kernels(nn.Sequential(DenseStage(DenseLayer(28, 12)), conv_norm_relu(12, 28, 3)))
+
+
+def test_a_dense_stage_is_its_layers_one_after_the_other() -> None:
+    layers = DenseLayer(8, 4), nn.Sequential(transition(12), DenseLayer(12, 4)), DenseLayer(16, 6)
+    x = torch.randn(2, 8, 6, 6)
+    expected = x
+    for layer in layers:
+        expected = layer(expected)
+    assert torch.equal(DenseStage(*layers)(x), expected)
+    assert expected.shape == (2, 22, 3, 3)
 
 
 def test_others_layers_are_left_to_a_compiler() -> None:

@@ -1,11 +1,13 @@
 """DenseNet for CIFAR (Huang et al. 2017) without bottlenecks and compression, as in DenseNet-40-12."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from codistill.networks.layers import Conv2d, norm_relu
+from codistill.networks import kernels
+from codistill.networks.layers import BatchNorm2d, Conv2d, norm_relu
 from codistill.networks.tables import PreActivatedArchitecture, Row, blocks_per_stage, half
 
 
@@ -18,6 +20,37 @@ class DenseLayer(nn.Module):
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         return torch.cat([x_BCHW, self.branch(x_BCHW)], dim=1)
+
+
+class DenseStage(nn.Sequential):
+    """Dense layers, and a transition before the first of each stage but one.
+
+    On a GPU the layers between two transitions run as one, which copies no channel to stand beside another, and pads
+    its convolutions by itself.
+    """
+
+    pads_convolutions = True
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        layers: list[nn.Module] = []
+        for part in self:
+            if isinstance(part, DenseLayer):
+                layers.append(part)
+            else:
+                change, layer = part.children()
+                x_BCHW = change(together(layers, x_BCHW))
+                layers = [layer]
+        return together(layers, x_BCHW)
+
+
+def together(layers: Sequence[nn.Module], x_BCHW: Tensor) -> Tensor:
+    norms = [norm for layer in layers for norm in layer.modules() if isinstance(norm, BatchNorm2d)]
+    if len(norms) == len(layers) > 0 and kernels.fit(x_BCHW, norms[0]):  # else they are synchronised ones
+        convs = [conv for layer in layers for conv in layer.modules() if isinstance(conv, Conv2d)]
+        return kernels.dense_block(x_BCHW, list(zip(norms, convs, strict=True)))
+    for layer in layers:
+        x_BCHW = layer(x_BCHW)
+    return x_BCHW
 
 
 def transition(channels: int) -> nn.Module:
@@ -47,6 +80,9 @@ class DenseNet(PreActivatedArchitecture):
     def block(self, in_channels: int, row: Row, stride: int) -> nn.Module:
         layer = DenseLayer(in_channels, row.channels)
         return layer if stride == 1 else nn.Sequential(transition(in_channels), layer)
+
+    def _blocks(self, channels: int, rows: Iterable[Row]) -> DenseStage:
+        return DenseStage(*super()._blocks(channels, rows))
 
     def block_channels(self, in_channels: int, row: Row) -> int:
         return in_channels + row.channels

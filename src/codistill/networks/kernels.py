@@ -4,7 +4,7 @@ Both are the engine's choice, which it makes around a forward pass; without one,
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -73,6 +73,16 @@ def norm_activate(
     return out
 
 
+def dense_block(x_BCHW: Tensor, layers: Sequence[tuple[nn.BatchNorm2d, nn.Conv2d]]) -> Tensor:
+    """x, and what each of the layers, conv(relu(norm(…))), makes of all channels before its own."""
+    from codistill.networks.dense_kernels import DenseBlock, LayerState
+
+    states = tuple(LayerState(norm.running_mean, norm.running_var, norm.momentum or 0.0) for norm, _ in layers)  # type: ignore[arg-type]
+    learned = [tensor for norm, conv in layers for tensor in (norm.weight, norm.bias, conv.weight)]
+    out: Tensor = DenseBlock.apply(x_BCHW, states, layers[0][0].eps, _apart.get(), *learned)  # type: ignore[no-untyped-call]
+    return out
+
+
 def convolution(x_BCHW: Tensor, conv: nn.Conv2d) -> Tensor | None:
     """The convolution whose weight gradient is computed apart, where that is wanted."""
     apart = None if torch.compiler.is_compiling() else _apart.get()
@@ -110,12 +120,24 @@ class Convolution(torch.autograd.Function):
             )
             return found
 
-        with ctx.apart.after(x, gradient):
-            found = gradients(False, True, False)[1]
-            # Not returned: autograd might copy it before it is computed.
-            weight.grad = found if weight.grad is None else weight.grad + found
+        weight_gradient(ctx.apart, weight, lambda: gradients(False, True, False)[1], (x, gradient))
         inwards = gradients(True, False, False)[0] if ctx.needs_input_grad[0] else None
         return inwards, None, None, None, None, None
+
+
+def weight_gradient(
+    apart: "Apart | None", weight: Tensor, compute: Callable[[], Tensor], used: tuple[Tensor, ...]
+) -> Tensor | None:
+    """What ``compute`` makes of what it uses; None where it is left to ``apart``, and then the weight's already.
+
+    It is not returned then: autograd might copy it before it is computed.
+    """
+    if apart is None:
+        return compute()
+    with apart.after(*used):
+        found = compute()
+        weight.grad = found if weight.grad is None else weight.grad + found
+    return None
 
 
 class Apart:

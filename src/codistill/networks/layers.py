@@ -1,5 +1,7 @@
 """The layers that all families share."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -96,10 +98,20 @@ def conv_norm_relu(in_channels: int, out_channels: int, kernel: int, stride: int
 
 def brings_kernels(module: nn.Module) -> bool:
     """Whether it is made of these layers and needs no padding on a GPU: then a compiler has nothing to add."""
-    convs = [part for part in module.modules() if isinstance(part, nn.Conv2d)]
     norms = [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
     return (
-        bool(norms)
-        and all(type(norm) is BatchNorm2d for norm in norms)
-        and all(isinstance(conv, Conv2d) and (conv.fits or conv.in_channels < TENSOR_CORE_CHANNELS) for conv in convs)
+        bool(norms) and all(type(norm) is BatchNorm2d for norm in norms) and all(map(needs_no_padding, convs(module)))
     )
+
+
+def convs(module: nn.Module) -> Iterator[nn.Conv2d]:
+    """Those that it leaves to torch."""
+    if isinstance(module, nn.Conv2d):
+        yield module
+    elif not getattr(module, "pads_convolutions", False):
+        for part in module.children():
+            yield from convs(part)
+
+
+def needs_no_padding(conv: nn.Conv2d) -> bool:
+    return isinstance(conv, Conv2d) and (conv.fits or conv.in_channels < TENSOR_CORE_CHANNELS)

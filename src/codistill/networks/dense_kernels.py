@@ -1,0 +1,255 @@
+"""Dense layers without concatenation: all of them write into one feature map and read the channels before their own.
+
+A channel's mean and deviation are the same for every layer that reads it, so they are computed once, when it is
+written. Per layer that is four kernels forward and six backward. Convolutions get channels of zeros up to what tensor
+cores like. Needs Triton, which comes with torch for CUDA.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from codistill.networks.kernels import Apart, weight_gradient
+from codistill.networks.norm_kernels import (
+    STAGES,
+    Shape,
+    affine,
+    is_last,
+    let_through,
+    move,
+    own_channels,
+    processors,
+    tickets,
+    tile,
+    totals,
+)
+
+ALIGNED = 16
+"""Channels of what a convolution reads and writes are a multiple of this."""
+PADDING = 1, 1
+
+
+def aligned(channels: int) -> int:
+    return -(-channels // ALIGNED) * ALIGNED
+
+
+@triton.jit
+def write_channels(
+    x, pitch, out, parts, own_tickets, moments, rows, width, total, eps, BM: tl.constexpr, BC: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """Put ``width`` channels into the feature map of ``total``, and their mean, reciprocal deviation and variance."""
+    channels, there = own_channels(width, BC)
+    shift = tl.load(x + channels, mask=there, other=0.0).to(tl.float32)
+    first, second = tl.zeros((BM, BC), tl.float32), tl.zeros((BM, BC), tl.float32)
+    for start in tl.range(tl.program_id(1) * BM, rows, tl.num_programs(1) * BM, num_stages=STAGES):
+        at, here = tile(start, rows, pitch, channels, there, BM)
+        value = tl.load(x + at, mask=here, other=0.0)
+        at, here = tile(start, rows, total, channels, there, BM)
+        tl.store(out + at, value, mask=here)
+        difference = tl.where(here, value.to(tl.float32) - shift[None, :], 0.0)
+        first += difference
+        second += difference * difference
+    if is_last(parts, own_tickets, tl.sum(first, axis=0), tl.sum(second, axis=0), channels, there, width):
+        first_total, second_total = totals(parts, channels, there, width, BM, BC)
+        shifted = first_total / rows
+        variance = second_total / rows - shifted * shifted
+        variance = tl.where(variance < 0.0, 0.0, variance)
+        tl.store(moments + channels, shifted + shift, mask=there)
+        tl.store(moments + total + channels, tl.rsqrt(variance + eps), mask=there)
+        tl.store(moments + 2 * total + channels, variance, mask=there)
+
+
+@triton.jit
+def activate_channels(
+    x, moments, weight, bias, running_mean, running_var, out, pitch, rows, width, total, momentum, BM: tl.constexpr,
+    BC: tl.constexpr,
+):  # fmt: skip
+    """relu(norm(x)) of the first ``width`` channels, then zeros; and the layer's running statistics."""
+    channels, there = own_channels(width, BC)
+    mean, _, scale, offset = affine(moments, weight, bias, channels, there, total)
+    at, here = tile(tl.program_id(1) * BM, rows, total, channels, there, BM)
+    value = tl.load(x + at, mask=here, other=0.0).to(tl.float32) * scale[None, :] + offset[None, :]
+    at, here = tile(tl.program_id(1) * BM, rows, pitch, channels, channels < pitch, BM)
+    tl.store(out + at, tl.where(value < 0.0, 0.0, value), mask=here)
+    if tl.program_id(1) == 0:
+        variance = tl.load(moments + 2 * total + channels, mask=there, other=0.0)
+        move(running_mean + channels, mean, momentum, there)
+        move(running_var + channels, variance * (rows / (rows - 1.0)), momentum, there)
+
+
+@triton.jit
+def channel_gradient_sums(
+    gradient, pitch, x, moments, weight, bias, parts, own_tickets, sums, rows, width, total, BM: tl.constexpr,
+    BC: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """The gradients of a layer's bias and weight."""
+    channels, there = own_channels(width, BC)
+    mean, deviation, scale, offset = affine(moments, weight, bias, channels, there, total)
+    first, second = tl.zeros((BM, BC), tl.float32), tl.zeros((BM, BC), tl.float32)
+    for start in tl.range(tl.program_id(1) * BM, rows, tl.num_programs(1) * BM, num_stages=STAGES):
+        at, here = tile(start, rows, pitch, channels, there, BM)
+        arriving = tl.load(gradient + at, mask=here, other=0.0).to(tl.float32)
+        at, here = tile(start, rows, total, channels, there, BM)
+        value = tl.load(x + at, mask=here, other=0.0).to(tl.float32)
+        arriving = let_through(arriving, value * scale[None, :] + offset[None, :], 0.0, None)
+        first += arriving
+        second += arriving * ((value - mean[None, :]) * deviation[None, :])
+    if is_last(parts, own_tickets, tl.sum(first, axis=0), tl.sum(second, axis=0), channels, there, width):
+        first_total, second_total = totals(parts, channels, there, width, BM, BC)
+        tl.store(sums + channels, first_total, mask=there)
+        tl.store(sums + width + channels, second_total, mask=there)
+
+
+@triton.jit
+def add_channel_gradients(
+    gradient, pitch, x, moments, weight, bias, sums, into, rows, width, total, BM: tl.constexpr, BC: tl.constexpr
+):
+    """Add what comes back through a layer to the gradient of the feature map."""
+    channels, there = own_channels(width, BC)
+    mean, deviation, scale, offset = affine(moments, weight, bias, channels, there, total)
+    mean_gradient = tl.load(sums + channels, mask=there, other=0.0) / rows
+    correlation = tl.load(sums + width + channels, mask=there, other=0.0) / rows
+    at, here = tile(tl.program_id(1) * BM, rows, pitch, channels, there, BM)
+    arriving = tl.load(gradient + at, mask=here, other=0.0).to(tl.float32)
+    at, here = tile(tl.program_id(1) * BM, rows, total, channels, there, BM)
+    value = tl.load(x + at, mask=here, other=0.0).to(tl.float32)
+    arriving = let_through(arriving, value * scale[None, :] + offset[None, :], 0.0, None)
+    normal = (value - mean[None, :]) * deviation[None, :]
+    leaving = (arriving - mean_gradient[None, :] - normal * correlation[None, :]) * scale[None, :]
+    tl.store(into + at, tl.load(into + at, mask=here, other=0.0).to(tl.float32) + leaving, mask=here)
+
+
+@triton.jit
+def copy_columns(
+    source, source_pitch, source_rows, source_columns, out, rows, columns, BM: tl.constexpr, BC: tl.constexpr
+):
+    """Rows of another length: cut off, or filled up with zeros."""
+    channels, there = own_channels(columns, BC)
+    at, here = tile(tl.program_id(1) * BM, source_rows, source_pitch, channels, channels < source_columns, BM)
+    value = tl.load(source + at, mask=here, other=0.0)
+    at, here = tile(tl.program_id(1) * BM, rows, columns, channels, there, BM)
+    tl.store(out + at, value, mask=here)
+
+
+def copied(source: Tensor, out: Tensor, *, first: int = 0, count: int | None = None) -> Tensor:
+    """``out`` filled with ``count`` channels of ``source`` from the ``first`` on, and with zeros where it has more."""
+    pitch, columns = source.shape[1], out.shape[1]
+    count = min(pitch, columns) if count is None else count
+    shape = Shape.of(out)
+    rows = source.numel() // pitch
+    copy_columns[shape.over_rows()](in_rows(source)[first:], pitch, rows, count, out, shape.rows, columns, **shape.cut)
+    return out
+
+
+def in_rows(x: Tensor) -> Tensor:
+    """What lies in memory with the channels last, as numbers one after the other."""
+    return x.permute(0, 2, 3, 1).reshape(-1)
+
+
+def room(like: Tensor, batch: int, channels: int) -> Tensor:
+    """For feature maps or weights of the same height and width, with the channels last in memory."""
+    height, width = like.shape[2:]
+    return like.new_empty(batch, height, width, channels).permute(0, 3, 1, 2)
+
+
+@dataclass(frozen=True)
+class LayerState:
+    """What a layer has beside what it learns."""
+
+    running_mean: Tensor
+    running_var: Tensor
+    momentum: float
+
+
+class DenseBlock(torch.autograd.Function):
+    """x, and after it what each layer makes of all channels before: conv(relu(norm(…))).
+
+    ``learned`` are a layer's norm weight, norm bias and convolution weight, layer after layer.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, states: tuple[LayerState, ...], eps: float, apart: Apart | None, *learned: Tensor
+    ) -> Tensor:
+        layers = list(zip(states, learned[0::3], learned[1::3], learned[2::3], strict=True))
+        total = len(learned[-3]) + len(learned[-1])
+        features, moments = room(x, len(x), total), x.new_empty(3, total, dtype=torch.float32)
+        write(x, x.shape[1], features, moments, 0, eps)
+        activated, wide_kernels = [], []
+        for state, scale, offset, kernel in layers:
+            growth, width = len(kernel), len(scale)
+            before = room(x, len(x), aligned(width))
+            shape = Shape.of(before)
+            activate_channels[shape.over_rows()](
+                features, moments, scale, offset, state.running_mean, state.running_var, before, aligned(width),
+                shape.rows, width, total, state.momentum, **shape.cut,
+            )  # fmt: skip
+            wide_kernel = copied(kernel, room(kernel, aligned(growth), aligned(width)))
+            grown = F.conv2d(before, wide_kernel, None, 1, PADDING).contiguous(memory_format=torch.channels_last)
+            write(grown, growth, features, moments, width, eps)
+            activated.append(before)
+            wide_kernels.append(wide_kernel)
+        ctx.save_for_backward(features, moments, *learned, *activated, *wide_kernels)
+        ctx.layers, ctx.apart = len(layers), apart
+        return features
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        number = ctx.layers
+        features, moments, *rest = ctx.saved_tensors
+        learned, activated, wide_kernels = rest[: 3 * number], rest[3 * number : 4 * number], rest[4 * number :]
+        total, into = features.shape[1], gradient.clone(memory_format=torch.channels_last)
+        found: list[Tensor | None] = []
+        for layer in reversed(range(number)):
+            scale, offset, kernel = learned[3 * layer : 3 * layer + 3]
+            before, wide_kernel, width = activated[layer], wide_kernels[layer], len(scale)
+            grown = copied(into, room(into, len(into), len(wide_kernel)), first=width, count=len(kernel))
+            compute = partial(kernel_gradient, grown, before, wide_kernel, kernel)
+            of_kernel = weight_gradient(ctx.apart, kernel, compute, (grown, before))
+            arriving = convolution_gradients(grown, before, wide_kernel, (True, False, False))[0]
+            arriving = arriving.contiguous(memory_format=torch.channels_last)
+            shape = Shape.of(arriving)
+            parts, sums = moments.new_empty(shape.parts, 2, width), moments.new_empty(2, width)
+            known = arriving, arriving.shape[1], features, moments, scale, offset
+            channel_gradient_sums[shape.over_parts()](
+                *known, parts, tickets.take(into.device, shape.columns), sums, shape.rows, width, total, STAGES=STAGES,
+                **shape.cut,
+            )  # fmt: skip
+            add_channel_gradients[shape.over_rows()](*known, sums, into, shape.rows, width, total, **shape.cut)
+            found = [sums[1], sums[0], of_kernel, *found]
+        leaving = copied(into, room(into, len(into), len(learned[0])))
+        return leaving, None, None, None, *found
+
+
+def write(x: Tensor, width: int, features: Tensor, moments: Tensor, first: int, eps: float) -> None:
+    """``width`` channels of ``x`` to the place of the ``first``."""
+    shape = Shape(x.numel() // x.shape[1], width, processors(x.device))
+    parts = moments.new_empty(shape.parts, 2, width)
+    write_channels[shape.over_parts()](
+        x, x.shape[1], in_rows(features)[first:], parts, tickets.take(x.device, shape.columns),
+        moments.view(-1)[first:], shape.rows, width, features.shape[1], eps, STAGES=STAGES, **shape.cut,
+    )  # fmt: skip
+
+
+def kernel_gradient(gradient: Tensor, x: Tensor, wide_kernel: Tensor, kernel: Tensor) -> Tensor:
+    """Of a convolution's weight as it is, from that of the padded one."""
+    wide = convolution_gradients(gradient, x, wide_kernel, (False, True, False))[1]
+    return copied(wide, room(kernel, *kernel.shape[:2]))
+
+
+def convolution_gradients(
+    gradient: Tensor, x: Tensor, kernel: Tensor, wanted: tuple[bool, bool, bool]
+) -> tuple[Tensor, ...]:
+    found: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
+        gradient, x, kernel, None, [1, 1], list(PADDING), [1, 1], False, [0, 0], 1, wanted
+    )
+    return found
