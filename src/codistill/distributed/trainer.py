@@ -86,20 +86,21 @@ def _train(
     refuse_unevaluated(data, layout)
     timetable = Timetable.of(recipe, len(data.train))
     with prepared(recipe.runtime) as machine:
-        training = prepare_training(recipe, data, machine, Mesh(crew, layout, recipe))
-        with opened(crew, folder, recipe, data) as run:
+        mesh = Mesh(crew, layout, recipe, machine.device.type)
+        training = prepare_training(recipe, data, machine, mesh)
+        with opened(mesh, folder, recipe, data) as run:
             for progress in run_training(training, timetable, run, lambda: crew.anybody(stop()), heartbeat):
                 show(progress)
             log.info("%s %s", crew.name(crew.rank), crew.traffic.words)
 
 
 @contextmanager
-def opened(crew: Crew, folder: RunFolder, recipe: Recipe, data: ImageData) -> Iterator[Keeper]:
-    if not crew.leads:
-        yield FollowingRun(crew)
+def opened(mesh: Mesh, folder: RunFolder, recipe: Recipe, data: ImageData) -> Iterator[Keeper]:
+    if not mesh.crew.leads:
+        yield FollowingRun(mesh)
         return
     with Run.open(folder, recipe, data) as run:
-        yield LeadingRun(run, crew)
+        yield LeadingRun(run, mesh)
 
 
 def cheapest_layout(recipe: Recipe, data: ImageData, ranks: int, wish: Wish) -> Layout:
