@@ -1,15 +1,26 @@
 """Processes that keep a piece of every weight: the same training as with whole ones, in a share of the memory."""
 
+import gc
+import json
 from collections.abc import Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks import together
-from test_shares import assert_close, assert_same_story, shared_recipe, train_alone, train_meshed
+import torch
+from ranks import checksums, together
+from safetensors.torch import load_file, save_file
+from test_mesh import mesh_of, take_steps, training_of
+from test_shares import assert_close, assert_same_story, shared_recipe, tensors, train_alone, train_meshed
+from torch import Tensor
 
 from codistill.recipes.schema import Recipe
 from processes import in_new_process
+from tiny import tiny_recipe
+
+FOREIGN = {"a": "timm:resnet10t", "b": "timm:vit_tiny_patch16_224:img_size=28,patch_size=14"}
+VARIANTS = ("dcm", "adamw, clipped", "mixup, accumulated")
 
 
 def sharded_recipe(variant: str = "dcm", **changes: Any) -> Recipe:
@@ -19,9 +30,9 @@ def sharded_recipe(variant: str = "dcm", **changes: Any) -> Recipe:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     folders = {}
-    for variant in ("dcm", "adamw, clipped", "mixup, accumulated"):
+    for variant in VARIANTS:
         folders[variant] = tmp_path_factory.mktemp("alone") / "run"
-        assert in_new_process(train_alone, shared_recipe(variant), folders[variant]) == 0
+        assert in_new_process(train_alone, sharded_recipe(variant), folders[variant]) == 0
     return folders
 
 
@@ -37,8 +48,179 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
 def test_as_in_one_process(
     variant: str, ranks: int, shards: int, mesh: str, alone: Mapping[str, Path], tmp_path: Path
 ) -> None:
+    """Weights, momentum and averages, within 1e-8 in float64, with shares of unequal size and an empty one."""
     out = tmp_path / "run"
     assert together(ranks, train_meshed, sharded_recipe(variant), out, shards) == [0] * ranks
     assert_close(out, alone[variant])
     assert_same_story(out, alone[variant])
-    assert mesh in (out / "result.json").read_text()
+    result = json.loads((out / "result.json").read_text())
+    assert mesh in result["path"]
+    for facts in result["processes"]["traffic_by_rank"]:
+        assert facts["updates_with_sharers"] == 2 * (2 if variant == "mixup, accumulated" else 3)
+        assert facts["gradient_bytes_added_up"] > 0
+        assert facts["exposed_for_gradients_s"] > 0
+
+
+def test_continued_under_any_layout(alone: Mapping[str, Path], tmp_path: Path) -> None:
+    """A step in pieces, two alone, one spread by networks, the last two in a mesh of pieces."""
+    recipe, out = sharded_recipe(), tmp_path / "run"
+    assert together(2, train_meshed, recipe, out, 2, 1) == [0, 0]
+    assert in_new_process(train_alone, recipe, out, 2) == 0
+    assert together(2, train_meshed, recipe, out, 1, 1) == [0, 0]
+    assert together(4, train_meshed, recipe, out, 2) == [0] * 4
+    assert_close(out, alone["dcm"])
+    assert_same_story(out, alone["dcm"])
+
+
+def test_stopped_and_continued_as_if_never_stopped(tmp_path: Path) -> None:
+    """Bit for bit in the same layout, with dropout too; stopped after the fourth of six steps."""
+    recipe = sharded_recipe(networks={"a": "wrn-10-1-dropout-0.3", "b": "resnet-8"})
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert together(2, train_meshed, recipe, whole, 2) == [0, 0]
+    assert together(2, train_meshed, recipe, broken, 2, 4) == [0, 0]
+    assert not (broken / "result.json").exists()
+    assert together(2, train_meshed, recipe, broken, 2) == [0, 0]
+    assert checksums(broken) == checksums(whole)
+    assert all(torch.equal(tensor, tensors(whole)[name]) for name, tensor in tensors(broken).items())
+
+
+def sick_logits(mesh: Any) -> None:
+    """On the second step, a's logits of the second share are not finite: only that rank sees it happen."""
+    run, taken = mesh.run, {"a": 0, "b": 0}
+
+    def run_sick(name: str, network: Any, images: Tensor) -> Mapping[str, Tensor]:
+        taken[name] += 1
+        factor = torch.nan if (name, taken[name], mesh.share.index) == ("a", 2, 1) else 1.0
+        return run(name, lambda x, fork: {exit: z * factor for exit, z in network(x, fork).items()}, images)
+
+    mesh.run = run_sick
+
+
+def sick_gradient(mesh: Any) -> None:
+    """On the second step one number of a's gradient is infinite, in a piece that only the second share holds."""
+    completing, taken = mesh.completing, iter(range(1, 100))
+
+    @contextmanager
+    def completing_sick(**about: Any) -> Any:
+        with completing(**about):
+            yield
+        if next(taken) == 2 and (mesh.pieces is None or mesh.share.index == 1):
+            (weight,) = (
+                mesh.held(p)
+                for name, p in mesh.cohort.named_parameters()
+                if name.endswith("a.backbone.stages.stem.weight")
+            )
+            weight.grad.view(-1)[-1] = torch.inf
+
+    mesh.completing = completing_sick
+
+
+def finely_cut(mesh: Any) -> None:
+    """Every block by itself, as of large networks."""
+
+
+def train_some(crew: Any, recipe: Recipe, split: str, harm: Any, notes: Path) -> None:
+    from codistill.distributed import pieces
+
+    if any(name.startswith("timm:") for name in recipe.networks.values()):
+        import zoo  # noqa: F401
+    if harm is finely_cut:
+        pieces.BUCKET_BYTES = 0
+    mesh = mesh_of(crew, recipe, split, 2)
+    training = training_of(recipe, mesh)
+    if harm:
+        harm(mesh)
+    take_steps(training, 3)
+    skipped = mesh.merged(training.health.skipped())
+    whole = mesh.collect(training.tensors())
+    if crew.leads:
+        save_file(
+            {name: x.contiguous() for name, x in whole.items()}, notes / f"{recipe.processes.weights}.safetensors"
+        )
+        (notes / f"{recipe.processes.weights}.json").write_text(json.dumps(skipped))
+
+
+@pytest.mark.parametrize(
+    ("split", "changes", "harm", "skipped"),
+    [
+        ("a+b", {"networks": {"a": "densenet-10-4", "b": "wrn-16-1"}}, finely_cut, {"a": 0, "b": 0}),
+        ("a+b", {"networks": FOREIGN}, finely_cut, {"a": 0, "b": 0}),
+        ("a+b", {"processes": {"sync_batchnorm": False}}, None, {"a": 0, "b": 0}),
+        ("a,b", {"processes": {"predictions": "one_step_old"}}, None, {"a": 0, "b": 0}),
+        ("a+b", {"runtime": {"activation_checkpointing": True, "device": "cpu", "threads": 1}}, None, {"a": 0, "b": 0}),
+        ("a+b", {}, sick_logits, {"a": 1, "b": 0}),
+        ("a+b", {"processes": {"sync_batchnorm": False}}, sick_gradient, {"a": 1, "b": 0}),
+    ],
+)
+def test_as_with_whole_weights(
+    split: str, changes: dict[str, Any], harm: Any, skipped: dict[str, int], tmp_path: Path
+) -> None:
+    """Three steps of the same mesh."""
+    ranks = 2 * len(split.split(","))
+    for weights in ("replicated", "sharded"):
+        settings = {**changes, "processes": {**changes.get("processes", {}), "weights": weights}}
+        assert together(ranks, train_some, shared_recipe(**settings), split, harm, tmp_path) == [0] * ranks
+        assert json.loads((tmp_path / f"{weights}.json").read_text()) == skipped
+    expected, found = (load_file(tmp_path / f"{weights}.safetensors") for weights in ("replicated", "sharded"))
+    assert found.keys() == expected.keys()
+    assert len(found) > 100
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-8, atol=1e-8, msg=name)
+
+
+def lose_a_piece(crew: Any, notes: Path) -> None:
+    from codistill.engine.recovery import Recovery
+
+    recipe = sharded_recipe()
+    training = training_of(recipe, mesh_of(crew, recipe, "a+b", 2))
+    recovery = Recovery(training)
+    before = {name: tensor.clone() for name, tensor in training.tensors().items()}
+    take_steps(training, 1)
+    moved = {name: tensor.clone() for name, tensor in training.tensors_of("b").items()}
+    if crew.rank == 1:
+        training.tensors_of("a")["cohort/members.a.backbone.stages.stem.weight"].view(-1)[0] = torch.nan
+    recovery.look()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in training.tensors_of("a").items())
+    assert all(torch.equal(tensor, moved[name]) for name, tensor in training.tensors_of("b").items())
+    assert any(not torch.equal(tensor, before[name]) for name, tensor in moved.items())
+    (notes / f"{crew.rank}").touch()
+
+
+def test_all_pieces_roll_back_where_one_is_not_finite(tmp_path: Path) -> None:
+    assert together(2, lose_a_piece, tmp_path) == [0, 0]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def count_bytes(crew: Any, recipe: Recipe, shards: int, notes: Path) -> None:
+    """After a step: what a training's state takes here, and all floating-point memory that is alive."""
+    training = training_of(recipe, mesh_of(crew, recipe, "a", shards))
+    take_steps(training, 1)
+    gc.collect()
+    alive = [thing for thing in gc.get_objects() if type(thing) in (Tensor, torch.nn.Parameter)]
+    storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in alive if x.is_floating_point()}
+    kinds = {"weights": "cohort/", "momentum": "optimizer/", "average": "average/"}
+    held = {
+        kind: sum(
+            x.nbytes for name, x in training.tensors().items() if name.startswith(prefix) and "running" not in name
+        )
+        for kind, prefix in kinds.items()
+    }
+    (notes / f"{recipe.processes.weights}-{crew.rank}.json").write_text(
+        json.dumps({**held, "alive": sum(storages.values())})
+    )
+
+
+def test_a_process_holds_its_share_of_weights_momentum_and_average(tmp_path: Path) -> None:
+    """Of 2.7 million numbers each, a third in each of three processes; and nothing of the whole stays alive."""
+    for weights in ("replicated", "sharded"):
+        recipe = tiny_recipe(
+            networks={"a": "wrn-16-4"}, method="independent", batch_size=3, processes={"weights": weights}
+        )
+        assert together(3, count_bytes, recipe, 3, tmp_path) == [0, 0, 0]
+    held = {file.stem: json.loads(file.read_text()) for file in tmp_path.iterdir()}
+    assert len(held) == 6
+    whole = {kind: held["replicated-0"][kind] for kind in ("weights", "momentum", "average")}
+    assert min(whole.values()) > 8 * 2_700_000
+    for rank in range(3):
+        for kind, total in {**whole, "alive": sum(whole.values())}.items():
+            assert 0.32 < held[f"sharded-{rank}"][kind] / total < 0.35, (rank, kind)

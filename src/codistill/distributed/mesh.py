@@ -24,6 +24,7 @@ from codistill.distributed.sharing import Gradients, RunningStatistics, Sharers
 from codistill.engine.optim import MovingAverage
 from codistill.engine.peers import Look
 from codistill.engine.sections import Network
+from codistill.networks.backbone import Backbone
 from codistill.recipes.schema import Recipe
 
 PREDICTIONS: dict[str, Callable[[Crew, Mapping[str, int]], Predictions]] = {"fresh": Fresh, "one_step_old": OneStepOld}
@@ -80,6 +81,7 @@ class Mesh:
         for name, member in cohort.members.items():
             pieces.cut(member, [*parts_of(member.backbone), *member.heads.values()], f"cohort/members.{name}")
         for name, backbone in average.backbones.items() if average else ():
+            assert isinstance(backbone, Backbone)
             pieces.cut(backbone, parts_of(backbone), f"average/{name}")
 
     def held(self, tensor: Tensor) -> Tensor:

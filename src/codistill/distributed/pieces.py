@@ -30,7 +30,9 @@ class Pieces:
         self.held_of: dict[Tensor, Tensor] = {}
         """By weight: the piece that is here, always the same object, as an optimizer wants it."""
         self.shapes: dict[str, torch.Size] = {}
-        """Of what is in pieces, by its name in a checkpoint."""
+        """Of whole weights, by their names in a checkpoint."""
+        self.learning_shapes: dict[str, torch.Size] = {}
+        """The same by the names that optimizers know them by, which other people's networks do not save under."""
 
     def cut(self, module: nn.Module, parts: Iterable[nn.Module], name: str) -> None:
         """From here on ``module``, which a checkpoint calls ``name``, holds pieces. It runs ``parts`` one by one."""
@@ -40,16 +42,19 @@ class Pieces:
                 self._cut(unit)
         for path, parameter in module.named_parameters():
             assert isinstance(parameter, DTensor), path
-            self.shapes[f"{name}.{path}"] = parameter.shape
             self.held_of[parameter] = _local(parameter)
+            self.learning_shapes[f"{name}.{path}"] = parameter.shape
+        for path, tensor in module.state_dict().items():
+            if isinstance(tensor, DTensor):
+                self.shapes[f"{name}.{path}"] = tensor.shape
 
     def _cut(self, unit: nn.Module) -> None:
         sharded = fully_shard(unit, mesh=self.mesh, reshard_after_forward=True)
         # Added and not averaged: every process weighs its objective by its share of the batch.
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)
-        sharded.set_custom_all_gather(Gather(self.sharers))
-        sharded.set_custom_reduce_scatter(Scatter(self.sharers))
+        sharded.set_custom_all_gather(Gather(self.sharers))  # type: ignore[arg-type]  # torch exports no such type
+        sharded.set_custom_reduce_scatter(Scatter(self.sharers))  # type: ignore[arg-type]
 
     def held(self, tensor: Tensor) -> Tensor:
         """What is here of it: all, unless it is a weight, or somebody's view of one."""
@@ -91,7 +96,7 @@ class Pieces:
         """Where there are pieces: of weights, and of what an optimizer keeps for each of their numbers."""
         kind, _, rest = name.partition("/")
         if kind == "optimizer":
-            return self.shapes.get(f"cohort/{rest.rpartition('/')[0]}") if tensor.ndim else None
+            return self.learning_shapes[f"cohort/{rest.rpartition('/')[0]}"] if tensor.ndim else None
         return self.shapes.get(name)
 
     def _joined(self, piece: Tensor, shape: torch.Size) -> Tensor:
@@ -136,7 +141,10 @@ class Gather(Collective):
 
 
 class Scatter(Collective):
-    """Of gradients, which are added up: everybody gets the sum of a piece."""
+    """Of gradients: everybody gets everybody's of its piece, and adds them up.
+
+    Gloo's own reduce-scatter is an all-reduce, of which all but a piece is thrown away: twice the bytes.
+    """
 
     def __call__(
         self,
@@ -147,8 +155,10 @@ class Scatter(Collective):
         async_op: bool = False,
     ) -> None:
         self.crew.traffic.gradient_bytes += input_tensor.nbytes
+        received = torch.empty_like(input_tensor)
         with self.waiting():
-            dist.reduce_scatter(output_tensor, list(input_tensor.chunk(group.size())), op=op, group=group)
+            dist.all_to_all_single(received, input_tensor, group=group)
+        torch.sum(received.view(group.size(), -1), 0, out=output_tensor)
 
 
 def parts_of(backbone: Backbone) -> list[nn.Module]:
