@@ -9,13 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import checksums, together
+from ranks import checksums, ranks_of, recipe_of, together, wait_for
 from safetensors.torch import load_file, save_file
+from test_crew import end_oddly, written_bytes
 from test_mesh import mesh_of, take_steps, training_of
 from test_shares import assert_close, assert_same_story, shared_recipe, tensors, train_alone, train_meshed
 from torch import Tensor
 
-from codistill.recipes.schema import Recipe
+from codistill.cohort import Cohort
+from codistill.distributed.pieces import Pieces, parts_of, units
+from codistill.networks.steady import is_steady
+from codistill.recipes.schema import Evaluation, Recipe
 from processes import in_new_process
 from tiny import tiny_recipe
 
@@ -24,7 +28,9 @@ VARIANTS = ("dcm", "adamw, clipped", "mixup, accumulated")
 
 
 def sharded_recipe(variant: str = "dcm", **changes: Any) -> Recipe:
-    return shared_recipe(variant, **{"processes": {"weights": "sharded"}, **changes})
+    """Evaluated in batches of 25, which of 51 images are two for the first share of two and one for the second."""
+    evaluation = Evaluation(all_every_epochs=2, batch_size=25).model_dump()
+    return shared_recipe(variant, **{"processes": {"weights": "sharded"}, "evaluation": evaluation, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -183,6 +189,7 @@ def lose_a_piece(crew: Any, notes: Path) -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in training.tensors_of("a").items())
     assert all(torch.equal(tensor, moved[name]) for name, tensor in training.tensors_of("b").items())
     assert any(not torch.equal(tensor, before[name]) for name, tensor in moved.items())
+    assert is_steady(training.cohort)  # so that predictions still leave early
     (notes / f"{crew.rank}").touch()
 
 
@@ -224,3 +231,71 @@ def test_a_process_holds_its_share_of_weights_momentum_and_average(tmp_path: Pat
     for rank in range(3):
         for kind, total in {**whole, "alive": sum(whole.values())}.items():
             assert 0.32 < held[f"sharded-{rank}"][kind] / total < 0.35, (rank, kind)
+
+
+def count_traffic(crew: Any, notes: Path) -> None:
+    recipe = tiny_recipe(
+        networks={"a": "wrn-10-1"},
+        method="independent",
+        data={"name": "fashion", "train_limit": 12, "test_limit": 10},
+        batch_size=4,
+        processes={"weights": "sharded", "sync_batchnorm": False},
+    )
+    training = training_of(recipe, mesh_of(crew, recipe, "a", crew.size))
+    before = written_bytes()
+    take_steps(training, 3)
+    weights = sum(parameter.numel() for parameter in training.cohort.parameters())
+    (notes / f"{crew.rank}.json").write_text(json.dumps([written_bytes() - before, 8 * weights]))
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="only Linux counts a process's bytes")
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_weights_move_twice_and_gradients_once(ranks: int, tmp_path: Path) -> None:
+    """3 · (D - 1)/D of the weights' bytes from each of D, in every step; padding and small sums come on top."""
+    assert together(ranks, count_traffic, tmp_path) == [0] * ranks
+    for rank in range(ranks):
+        written, weights = json.loads((tmp_path / f"{rank}.json").read_text())
+        formula = 3 * 3 * (ranks - 1) / ranks * weights
+        assert formula <= written <= 1.1 * formula
+
+
+def test_a_missing_sharer_is_named(tmp_path: Path) -> None:
+    recipe = recipe_of(2, processes={"weights": "sharded"})
+    with ranks_of(4, 60, end_oddly, "killed", recipe, tmp_path / "run", tmp_path) as processes:
+        assert [wait_for(process) for process in processes[:3]] == [3, 3, 3]
+    said = [(tmp_path / f"{rank}").read_text() for rank in range(3)]
+    told = "LostPeerError: rank 3 (b, share 2 of 2) ended without a word: killed, or its host is gone"
+    assert all(message.startswith(told) for message in said), said
+
+
+@pytest.mark.parametrize(("network", "most"), [("wrn-28-10", 30e6), ("wrn-10-1", 4.2e6)])
+def test_a_network_is_put_together_block_by_block(network: str, most: float) -> None:
+    """Every weight belongs to one unit; of WRN-28-10's 146 MB, a block has up to 30."""
+    with torch.device("meta"):
+        (member,) = Cohort({"a": network}, num_classes=10).members.values()
+    found = [unit for part in parts_of(member.backbone) for unit in units(part)]
+    weights = [id(weight) for unit in found for weight in unit.parameters()]
+    assert len(found) > 4
+    assert len(weights) == len(set(weights))
+    assert set(weights) == {id(weight) for weight in member.backbone.parameters()}
+    assert max(sum(weight.nbytes for weight in unit.parameters()) for unit in found) < most
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        (
+            torch.zeros(()),
+            "cohort/members.a.own is a single number, of which there are no pieces; type processes.weights",
+        ),
+        (
+            torch.zeros(3),
+            "cohort/members.a.own is in none of the network's stages, heads or classifier; type processes",
+        ),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(own: Tensor, message: str) -> None:
+    network = torch.nn.Module()
+    network.own = torch.nn.Parameter(own)
+    with pytest.raises(ValueError, match=message):
+        Pieces(None, None).cut(network, [], "cohort/members.a")  # type: ignore[arg-type]

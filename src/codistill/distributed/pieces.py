@@ -20,6 +20,7 @@ from codistill.distributed.sharing import BUCKET_BYTES, Sharers
 from codistill.networks.backbone import Backbone
 
 CUT = [Shard(0)]
+INSTEAD = "type processes.weights=replicated"
 
 
 class Pieces:
@@ -36,12 +37,16 @@ class Pieces:
 
     def cut(self, module: nn.Module, parts: Iterable[nn.Module], name: str) -> None:
         """From here on ``module``, which a checkpoint calls ``name``, holds pieces. It runs ``parts`` one by one."""
+        for path, parameter in module.named_parameters():
+            if not parameter.ndim:
+                raise ValueError(f"{name}.{path} is a single number, of which there are no pieces; {INSTEAD}")
         module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # torch takes no other
         for part in parts:
             for unit in units(part):
                 self._cut(unit)
         for path, parameter in module.named_parameters():
-            assert isinstance(parameter, DTensor), path
+            if not isinstance(parameter, DTensor):
+                raise ValueError(f"{name}.{path} is in none of the network's stages, heads or classifier; {INSTEAD}")
             self.held_of[parameter] = _local(parameter)
             self.learning_shapes[f"{name}.{path}"] = parameter.shape
         for path, tensor in module.state_dict().items():
