@@ -19,6 +19,7 @@ from torch import Tensor
 from codistill.cohort import Cohort
 from codistill.distributed.pieces import Pieces, parts_of, units
 from codistill.networks.steady import is_steady
+from codistill.recipes import RecipeError
 from codistill.recipes.schema import Evaluation, Recipe
 from processes import in_new_process
 from tiny import tiny_recipe
@@ -162,6 +163,10 @@ def test_as_with_whole_weights(
     split: str, changes: dict[str, Any], harm: Any, skipped: dict[str, int], tmp_path: Path
 ) -> None:
     """Three steps of the same mesh."""
+    assert_equal_steps(split, changes, harm, skipped, tmp_path)
+
+
+def assert_equal_steps(split: str, changes: dict[str, Any], harm: Any, skipped: dict[str, int], tmp_path: Path) -> None:
     ranks = 2 * len(split.split(","))
     for weights in ("replicated", "sharded"):
         settings = {**changes, "processes": {**changes.get("processes", {}), "weights": weights}}
@@ -172,6 +177,13 @@ def test_as_with_whole_weights(
     assert len(found) > 100
     for name, tensor in found.items():
         torch.testing.assert_close(tensor, expected[name], rtol=1e-8, atol=1e-8, msg=name)
+
+
+def test_a_teacher_is_in_pieces_too(tmp_path: Path) -> None:
+    teacher = Cohort({"a": "wrn-10-1"}, num_classes=10, in_channels=1).members["a"].backbone
+    save_file({name: x.contiguous() for name, x in teacher.state_dict().items()}, tmp_path / "a.safetensors")
+    changes = {"method": "kd", "start": {"a": str(tmp_path / "a.safetensors")}}
+    assert_equal_steps("a+b", changes, None, {"a": 0, "b": 0}, tmp_path)
 
 
 def lose_a_piece(crew: Any, notes: Path) -> None:
@@ -299,3 +311,8 @@ def test_what_cannot_be_cut_is_refused(own: Tensor, message: str) -> None:
     network.own = torch.nn.Parameter(own)
     with pytest.raises(ValueError, match=message):
         Pieces(None, None).cut(network, [], "cohort/members.a")  # type: ignore[arg-type]
+
+
+def test_compiled_networks_are_not_put_together() -> None:
+    with pytest.raises(RecipeError, match=r"processes.weights: sharded goes with runtime.compile=false"):
+        sharded_recipe(runtime={"device": "cpu", "compile": True})

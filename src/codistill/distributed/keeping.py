@@ -74,9 +74,10 @@ class LeadingRun:
         return self.crew.anybody(self.run.save_is_due())
 
     def save(self, training: State, position: Position, timetable: Timetable) -> Snapshot:
-        if not self.crew.failed:  # else the others' part is missing, and nobody waits to send it
-            self.run.save(self._collected(training), position, timetable)
-        return snapshot(training.tensors())
+        if self.crew.failed:  # the others' part is missing, and nobody waits to send it
+            return snapshot(training.tensors())
+        taken = self.run.save(self._collected(training), position, timetable)
+        return snapshot(training.tensors()) if self.mesh.pieces else taken
 
     def save_if_best(self, training: State, position: Position, timetable: Timetable) -> None:
         if self.crew.anybody(self.run.is_at_its_best()):
