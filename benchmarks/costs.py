@@ -16,6 +16,7 @@ NETWORKS = [
     *("wrn-10-1", "resnet-8", "resnet-14", "resnet-20", "wrn-16-2"),
     *("densenet-10-8", "densenet-22-12", "mobilenetv2"),
 ]
+MACHINE = ["runtime.device=cpu", "runtime.threads=1"]
 
 
 def main() -> None:
@@ -24,7 +25,7 @@ def main() -> None:
     options.add_argument("--repeats", type=int, default=5)
     given = options.parse_args()
     named = ", ".join(f"n{index}: {network}" for index, network in enumerate(given.networks))
-    recipe = get("quickstart", [f"networks={{{named}}}", "method=dcm", "runtime.device=cpu", "runtime.threads=1"])
+    recipe = get("quickstart", [f"networks={{{named}}}", "method=dcm", "data.image_size=28", *MACHINE])
     data = load(seed=recipe.seed, **recipe.data.model_dump())
     counted = counted_costs(recipe, data)
     print("| network | MFLOP | ms for an image, least to most | GFLOP/s | measuring took s |")
