@@ -88,10 +88,10 @@ def _train(
         training = prepare_training(recipe, data, machine, mesh)
         with opened(mesh, folder, recipe, data) as run:
             log.info("%s", assigned.words)
-            if recipe.processes.weights == "sharded" and layout.shards == 1:
-                log.warning("processes.weights=sharded, but nobody shares a batch, so each holds all; see --shards")
             if crew.leads:
                 keep_costs(folder, recipe, assigned)
+                if recipe.processes.weights == "sharded" and layout.shards == 1:
+                    log.warning("processes.weights=sharded, but nobody shares a batch, so each holds all; see --shards")
             for progress in run_training(training, timetable, run, lambda: crew.anybody(stop()), heartbeat):
                 show(progress)
             log.info("%s %s", crew.name(crew.rank), crew.traffic.words)
