@@ -2,6 +2,7 @@
 that nobody disturbed.
 
     python tools/kill_ranks.py --runs 20
+    python tools/kill_ranks.py --runs 5 -- processes.weights=sharded --shards=2
 """
 
 import argparse
@@ -31,8 +32,9 @@ RECIPE = [
 ]
 
 
-def start(out: Path, processes: int, log: Path) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "codistill", "train", *RECIPE, "--out", str(out), f"--nproc={processes}"]
+def start(out: Path, log: Path, given: argparse.Namespace) -> "subprocess.Popen[bytes]":
+    to = ["--out", str(out), f"--nproc={given.processes}"]
+    command = [sys.executable, "-m", "codistill", "train", *RECIPE, *given.more, *to]
     return subprocess.Popen(command, stdout=log.open("wb"), stderr=subprocess.STDOUT)
 
 
@@ -51,18 +53,19 @@ def main() -> None:
     options.add_argument("--runs", type=int, default=20)
     options.add_argument("--processes", type=int, default=2)
     options.add_argument("--seed", type=int, default=0)
+    options.add_argument("more", nargs="*", help="for codistill train, after --")
     given = options.parse_args()
     folder = Path(tempfile.mkdtemp())
     choice = random.Random(given.seed)
 
     began = time.monotonic()
-    assert start(folder / "undisturbed", given.processes, folder / "log").wait() == 0, (folder / "log").read_text()
+    assert start(folder / "undisturbed", folder / "log", given).wait() == 0, (folder / "log").read_text()
     length = time.monotonic() - began
     expected = checksums(folder / "undisturbed")
     same = kills = 0
     while kills < given.runs:
         out, log = folder / f"run-{kills}", folder / f"log-{kills}"
-        training = start(out, given.processes, log)
+        training = start(out, log, given)
         time.sleep(choice.uniform(0.05, 1.0) * length)
         victim = kill_one(training.pid, choice)
         code = training.wait()

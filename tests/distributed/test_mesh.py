@@ -70,7 +70,7 @@ def take_steps(training: Any, count: int) -> None:
     step, plan = choose_step(training), draw_epoch(training, 0)
     timetable = Timetable.of(training.recipe, len(training.data.splits["train"]))
     batches = [plan.step(index) for index in range(count)]
-    for index, batch in enumerate(training.peers.following(batches)):
+    for index, batch in enumerate(training.peers.following(batches, training.batch)):
         step(batch, timetable.turn(Position(0, index)))
 
 

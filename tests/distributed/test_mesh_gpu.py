@@ -45,10 +45,17 @@ def tensors(out: Path) -> dict[str, Tensor]:
     return load_file(max((out / "checkpoints").iterdir()) / "tensors.safetensors")
 
 
-@pytest.mark.parametrize(("shards", "mesh", "close"), [(1, "2 ranks: a | b", 1e-5), (2, "2 ranks, 1 × 2: a, b", 5e-3)])
-def test_as_in_one_process(shards: int, mesh: str, close: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("shards", "weights", "mesh", "close"),
+    [
+        (1, "replicated", "2 ranks: a | b", 1e-5),
+        (2, "replicated", "2 ranks, 1 × 2: a, b", 5e-3),
+        (2, "sharded", "2 ranks, 1 × 2: a, b, weights in pieces", 5e-3),
+    ],
+)
+def test_as_in_one_process(shards: int, weights: str, mesh: str, close: float, tmp_path: Path) -> None:
     """Weights in float32, where sums in another order are 1e-3 apart; statistics show what batch norm really saw."""
-    recipe = one_step()
+    recipe = one_step().replace(processes={"weights": weights})
     assert in_new_process(train_alone, recipe, tmp_path / "alone") == 0
     assert together(2, train_on_gpu, recipe, tmp_path / "mesh", shards) == [0, 0]
     assert mesh in json.loads((tmp_path / "mesh" / "result.json").read_text())["path"]

@@ -124,7 +124,7 @@ def test_clipping_is_torchs_network_by_network(clip_norm: float) -> None:
         norms[name] = float(torch.nn.utils.clip_grad_norm_(parameters, clip_norm if name == "a" else math.inf))
 
     weigh = plain.training.health.weigh
-    plain.training.health.weigh = lambda gradients: (  # type: ignore[method-assign]
+    plain.training.health.weigh = lambda gradients, of_whole: (  # type: ignore[method-assign]
         [clip_first(name) for name in NAMES],
         weigh(gradients),
     )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from codistill.data.images import ImageData
-from codistill.distributed.crew import Crew
+from codistill.distributed.mesh import Mesh
 from codistill.engine.checkpoint import Snapshot, snapshot
 from codistill.engine.evaluate import Metrics
 from codistill.engine.run import Run, State
@@ -55,8 +55,8 @@ class Whole:
 class LeadingRun:
     """The run's folder, and all others' states through the crew."""
 
-    def __init__(self, run: Run, crew: Crew) -> None:
-        self.run, self.crew = run, crew
+    def __init__(self, run: Run, mesh: Mesh) -> None:
+        self.run, self.mesh, self.crew = run, mesh, mesh.crew
 
     @property
     def elapsed_s(self) -> float:
@@ -67,7 +67,7 @@ class LeadingRun:
         position = self.run.continue_from_newest(whole)
         self.crew.send({"epoch": position.epoch, "step": position.step, "restores": bool(whole.held)})
         if whole.held:
-            training.restore(self.crew.hand_out(list(training.tensors()), whole.held))
+            training.restore(self.mesh.hand_out(list(training.tensors()), whole.held))
         return position
 
     def save_is_due(self) -> bool:
@@ -76,7 +76,8 @@ class LeadingRun:
     def save(self, training: State, position: Position, timetable: Timetable) -> Snapshot:
         if self.crew.failed:  # the others' part is missing, and nobody waits to send it
             return snapshot(training.tensors())
-        return self.run.save(self._collected(training), position, timetable)
+        taken = self.run.save(self._collected(training), position, timetable)
+        return snapshot(training.tensors()) if self.mesh.pieces else taken
 
     def save_if_best(self, training: State, position: Position, timetable: Timetable) -> None:
         if self.crew.anybody(self.run.is_at_its_best()):
@@ -89,14 +90,13 @@ class LeadingRun:
         self.run.record(epoch, learned, metrics)
 
     def finish(self, training: State, path: str) -> None:
-        whole, layout = self._collected(training), self.crew.layout
-        assert layout is not None
+        whole, layout = self._collected(training), self.mesh.layout
         traffic = self.crew.gather(self.crew.traffic.facts)
         about = {"split": str(layout.split), "shards": layout.shards, "traffic_by_rank": traffic}
         self.run.finish(whole, path, about)
 
     def _collected(self, training: State) -> Whole:
-        return self._whole(training, self.crew.collect(training.tensors()))
+        return self._whole(training, self.mesh.collect(training.tensors()))
 
     def _whole(self, training: State, held: dict[str, Tensor]) -> Whole:
         return Whole(self.run.recipe, self.run.data, training.machine, held)
@@ -105,8 +105,8 @@ class LeadingRun:
 class FollowingRun:
     """No folder: what the leader needs is sent to it, when it needs it."""
 
-    def __init__(self, crew: Crew) -> None:
-        self.crew = crew
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh, self.crew = mesh, mesh.crew
         self._opened_at = time.monotonic()
 
     @property
@@ -116,7 +116,7 @@ class FollowingRun:
     def continue_from_newest(self, training: State) -> Position:
         told = self.crew.receive()
         if told["restores"]:
-            training.restore(self.crew.hand_out(list(training.tensors()), {}))
+            training.restore(self.mesh.hand_out(list(training.tensors()), {}))
         return Position(told["epoch"], told["step"])
 
     def save_is_due(self) -> bool:
@@ -124,12 +124,12 @@ class FollowingRun:
 
     def save(self, training: State, position: Position, timetable: Timetable) -> Snapshot:
         if not self.crew.failed:
-            self.crew.collect(training.tensors())
+            self.mesh.collect(training.tensors())
         return snapshot(training.tensors())
 
     def save_if_best(self, training: State, position: Position, timetable: Timetable) -> None:
         if self.crew.anybody(False):
-            self.crew.collect(training.tensors())
+            self.mesh.collect(training.tensors())
 
     def wait(self) -> None:
         """The leader writes."""
@@ -138,5 +138,5 @@ class FollowingRun:
         pass
 
     def finish(self, training: State, path: str) -> None:
-        self.crew.collect(training.tensors())
+        self.mesh.collect(training.tensors())
         self.crew.gather(self.crew.traffic.facts)

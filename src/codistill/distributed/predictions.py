@@ -11,8 +11,8 @@ from codistill.cohort import Member
 from codistill.data.batches import Draws
 from codistill.distributed.crew import Crew
 from codistill.distributed.exchange import Exchange
+from codistill.engine.peers import Look
 from codistill.engine.sections import Network, Sections
-from codistill.engine.training import Training
 from codistill.networks.recompute import statistics_untouched
 from codistill.networks.steady import is_steady
 
@@ -24,7 +24,7 @@ class Predictions(Protocol):
     words: tuple[str, ...]
     """For the log and the result, where it is not the usual."""
 
-    def following(self, training: Training, batches: Iterable[Draws]) -> Iterable[Draws]: ...
+    def following(self, batches: Iterable[Draws], look: Look) -> Iterable[Draws]: ...
 
     def run(self, name: str, member: Member, network: Network, images: Tensor) -> Mapping[str, Tensor]: ...
 
@@ -39,7 +39,7 @@ class Fresh:
     def __init__(self, crew: Crew, whereabouts: Mapping[str, int]) -> None:
         self.sending = Exchange(crew, whereabouts)
 
-    def following(self, training: Training, batches: Iterable[Draws]) -> Iterable[Draws]:
+    def following(self, batches: Iterable[Draws], look: Look) -> Iterable[Draws]:
         return batches
 
     def run(self, name: str, member: Member, network: Network, images: Tensor) -> Mapping[str, Tensor]:
@@ -68,12 +68,12 @@ class OneStepOld:
         self.is_due = False
         self.next_images: Tensor | None = None
 
-    def following(self, training: Training, batches: Iterable[Draws]) -> Iterator[Draws]:
+    def following(self, batches: Iterable[Draws], look: Look) -> Iterator[Draws]:
         waiting = iter(batches)
         batch = next(waiting, None)
         while batch is not None:
             upcoming = next(waiting, None)
-            self.next_images = training.batch(upcoming)[0] if upcoming else None
+            self.next_images = look(upcoming)[0] if upcoming else None
             yield batch
             batch = upcoming
 

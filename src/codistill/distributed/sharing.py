@@ -69,7 +69,7 @@ class Bucket:
         for parameter, part in zip(self.parameters, parts, strict=True):
             if parameter.grad is not None:
                 parameter.grad.copy_(part.view(parameter.shape))
-        self.missing, self.flat = len(self.parameters), None
+        self.missing, self.flat, self.work = len(self.parameters), None, None  # which would keep the memory
 
 
 class Gradients:

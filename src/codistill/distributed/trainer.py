@@ -9,14 +9,13 @@ from typing import Any
 import torch
 
 from codistill import __version__
-from codistill.data.batches import AugmentSettings
 from codistill.data.images import ImageData
 from codistill.data.load import load
+from codistill.distributed.costs import assign, keep_costs
 from codistill.distributed.crew import LEADER, Crew, LostPeerError, SilentPeerError
 from codistill.distributed.keeping import FollowingRun, LeadingRun
-from codistill.distributed.layout import Layout, Wish, chosen_layout, loads, refuse_misfit
+from codistill.distributed.layout import Layout, Wish, refuse_misfit
 from codistill.distributed.mesh import Mesh
-from codistill.engine.cohorts import cohort_of
 from codistill.engine.files import RunError, to_json
 from codistill.engine.folder import RunFolder
 from codistill.engine.logs import log
@@ -25,12 +24,10 @@ from codistill.engine.runtime import prepared
 from codistill.engine.timetable import Position, Timetable
 from codistill.engine.trainer import Progress, ignore, never, own, run_training
 from codistill.engine.training import prepare_training
-from codistill.networks.counting import cost
 from codistill.recipes import difference
 from codistill.recipes.schema import Recipe
 
 ANY = Wish()
-BACKWARD = 2  # a backward pass costs about two forward passes
 
 
 class DisagreementError(RunError):
@@ -82,40 +79,31 @@ def _train(
     if crew.anybody(crew.leads and folder.is_finished(recipe)):
         log.info("%s is finished already", folder.path)
         return
-    layout = cheapest_layout(recipe, data, crew.size, wish)
-    refuse_unevaluated(data, layout)
     timetable = Timetable.of(recipe, len(data.train))
     with prepared(recipe.runtime) as machine:
-        training = prepare_training(recipe, data, machine, Mesh(crew, layout, recipe))
-        with opened(crew, folder, recipe, data) as run:
+        assigned = assign(crew, folder, recipe, data, machine, wish)
+        layout = assigned.layout
+        refuse_unevaluated(data, layout)
+        mesh = Mesh(crew, layout, recipe, machine.device.type)
+        training = prepare_training(recipe, data, machine, mesh)
+        with opened(mesh, folder, recipe, data) as run:
+            log.info("%s", assigned.words)
+            if crew.leads:
+                keep_costs(folder, recipe, assigned)
+                if recipe.processes.weights == "sharded" and layout.shards == 1:
+                    log.warning("processes.weights=sharded, but nobody shares a batch, so each holds all; see --shards")
             for progress in run_training(training, timetable, run, lambda: crew.anybody(stop()), heartbeat):
                 show(progress)
             log.info("%s %s", crew.name(crew.rank), crew.traffic.words)
 
 
 @contextmanager
-def opened(crew: Crew, folder: RunFolder, recipe: Recipe, data: ImageData) -> Iterator[Keeper]:
-    if not crew.leads:
-        yield FollowingRun(crew)
+def opened(mesh: Mesh, folder: RunFolder, recipe: Recipe, data: ImageData) -> Iterator[Keeper]:
+    if not mesh.crew.leads:
+        yield FollowingRun(mesh)
         return
     with Run.open(folder, recipe, data) as run:
-        yield LeadingRun(run, crew)
-
-
-def cheapest_layout(recipe: Recipe, data: ImageData, ranks: int, wish: Wish) -> Layout:
-    """By counted FLOPs and not by a measurement: a restarted run is then spread as before, whatever else runs here."""
-    sides = AugmentSettings(**recipe.augment.model_dump()).cropped(data.image_size)
-    with torch.device("meta"):
-        cohort = cohort_of(recipe, data.num_classes, data.channels)
-    costs = {
-        name: cost(member, (data.channels, *sides)).flops * (1 if name in recipe.graph.frozen else 1 + BACKWARD)
-        for name, member in cohort.members.items()
-    }
-    layout = chosen_layout(costs, recipe, ranks, wish)
-    by_rank = loads(layout, costs)
-    shares = ", ".join(f"{load / sum(by_rank):.0%}" for load in by_rank)
-    log.info("--split %s --shards %d: of the counted work the ranks have %s", layout.split, layout.shards, shares)
-    return layout
+        yield LeadingRun(run, mesh)
 
 
 def refuse_unevaluated(data: ImageData, layout: Layout) -> None:

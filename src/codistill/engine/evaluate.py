@@ -1,7 +1,7 @@
 """How good classifiers are on a labelled set: top-1 and top-5 error, NLL, ECE. Everything is summed on the device."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 
 import torch
@@ -82,10 +82,21 @@ def evaluate(classify: Classify, images: ImageSet, batch_size: int, peers: Peers
     """
     sums: dict[str, _Sums] = {}
     mine = images if peers.share == WHOLE else images.take(torch.tensor(peers.share.range_of(len(images))))
-    for pixels, labels in mine.in_batches(batch_size):
+    largest_share = math.ceil(len(images) / peers.share.of)
+    for pixels, labels in as_many(mine.in_batches(batch_size), math.ceil(largest_share / batch_size)):
         for name, logits_BC in classify(pixels).items():
             sums.setdefault(name, _Sums.zero(logits_BC.device)).add(logits_BC, labels)
     return {name: total.each(peers.summed).metrics(len(images)) for name, total in sums.items()}
+
+
+def as_many(batches: Iterable[tuple[Tensor, Tensor]], count: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The same number for everybody, the last perhaps without an image: who holds pieces of a network runs it too."""
+    had = 0
+    for pixels, labels in batches:
+        had += 1
+        yield pixels, labels
+    if had < count:
+        yield pixels[:0], labels[:0]
 
 
 def ensemble(logits: Mapping[str, Tensor]) -> Tensor:

@@ -31,6 +31,11 @@ class RunFolder:
         return self.path / "data.json"
 
     @property
+    def costs(self) -> Path:
+        """What each network's step was measured to cost, where a training in several processes was shared out by it."""
+        return self.path / "costs.json"
+
+    @property
     def journal(self) -> Path:
         return self.path / "journal.jsonl"
 

@@ -103,13 +103,20 @@ class Health:
         return well_N[self._network_M]
 
     @torch.no_grad()
-    def weigh(self, gradients: Mapping[str, Sequence[Tensor]]) -> None:
-        """When all gradients are there: who takes part in the update, and with which factor."""
-        sizes_N = self._each(size_of, gradients)
+    def weigh(
+        self,
+        gradients: Mapping[str, Sequence[Tensor]],
+        of_whole: Callable[[Tensor, float], Tensor] = lambda norms_N, order: norms_N,
+    ) -> None:
+        """When all gradients are there: who takes part in the update, and with which factor.
+
+        ``of_whole`` takes norms to those of whole gradients, where others have pieces of them.
+        """
+        sizes_N = of_whole(self._each(size_of, gradients), 1.0)
         self.well_N &= sizes_N.isfinite() & ~self.frozen_N
         factors_N = self.well_N.float()
         if self._clips_N is not None:
-            lengths_N = self._each(length_of, gradients)
+            lengths_N = of_whole(self._each(length_of, gradients), 2.0)
             clipped_N = torch.where(lengths_N > self._clips_N, self._clips_N / lengths_N, 1.0)
             factors_N = torch.where(self.well_N, clipped_N, 0.0)
             # A length beyond float32 clips to nothing, which is no update either.

@@ -1,6 +1,6 @@
 """An optimizer for every network, so that each can be left out of an update; the moving average of the weights."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -13,18 +13,21 @@ from codistill.engine.runtime import Machine
 from codistill.engine.timetable import Turn
 from codistill.recipes.schema import AdamW, Recipe, Sgd, learning_rate
 
+Held = Callable[[Tensor], Tensor]
+"""What a process holds of a network's tensor; see ``Peers.held``."""
 
-def build_optimizers(recipe: Recipe, cohort: Cohort, machine: Machine) -> dict[str, torch.optim.Optimizer]:
+
+def build_optimizers(recipe: Recipe, cohort: Cohort, machine: Machine, held: Held) -> dict[str, torch.optim.Optimizer]:
     """The recipe's optimizer for every network that learns; frozen teachers have none."""
     frozen = recipe.graph.frozen
     return {
-        name: _optimizer(recipe, name, list(member.parameters()), machine)
+        name: _optimizer(recipe, name, [held(parameter) for parameter in member.parameters()], machine)
         for name, member in cohort.members.items()
         if name not in frozen
     }
 
 
-def _optimizer(recipe: Recipe, name: str, parameters: list[nn.Parameter], machine: Machine) -> torch.optim.Optimizer:
+def _optimizer(recipe: Recipe, name: str, parameters: list[Tensor], machine: Machine) -> torch.optim.Optimizer:
     settings, device = recipe.optimizer, machine.device
     rate = settings.lr_of.get(name, settings.lr)
     group: dict[str, Any] = {
@@ -70,11 +73,13 @@ def set_learning_rate(optimizers: Iterable[torch.optim.Optimizer], recipe: Recip
                 slots["momentum_buffer"].zero_()
 
 
-def optimizer_tensors(optimizers: Mapping[str, torch.optim.Optimizer], cohort: Cohort) -> Iterator[tuple[str, Tensor]]:
+def optimizer_tensors(
+    optimizers: Mapping[str, torch.optim.Optimizer], cohort: Cohort, held: Held
+) -> Iterator[tuple[str, Tensor]]:
     """Everything the optimizers remember, by parameter name: what a checkpoint saves and restores in place."""
     memory = {parameter: slots for optimizer in optimizers.values() for parameter, slots in optimizer.state.items()}
     for name, parameter in cohort.named_parameters():
-        for slot, tensor in memory.get(parameter, {}).items():
+        for slot, tensor in memory.get(held(parameter), {}).items():
             yield f"{name}/{slot}", tensor
 
 
@@ -87,12 +92,12 @@ class MovingAverage:
         self.backbones.requires_grad_(False).eval()
 
     @torch.no_grad()
-    def update(self, cohort: Cohort, health: Health) -> None:
+    def update(self, cohort: Cohort, health: Health, held: Held) -> None:
         """Take in those that learned; whoever was left out may hold NaN, of which no average recovers."""
         for name, average in self.backbones.items():
             current, learned = cohort.members[name].backbone.state_dict(), health.learned(name)
-            for key, tensor in average.state_dict().items():
-                sound = torch.where(learned, current[key], tensor)
+            for key, tensor in ((key, held(tensor)) for key, tensor in average.state_dict().items()):
+                sound = torch.where(learned, held(current[key]), tensor)
                 if tensor.is_floating_point():
                     tensor.lerp_(sound, 1 - self.decay)
                 else:

@@ -10,6 +10,7 @@ from torch import Tensor
 from codistill.cohort import Cohort
 from codistill.data.batches import Draws
 from codistill.engine.compiling import prepare_compiler
+from codistill.engine.optim import Held
 from codistill.engine.sections import Network, Prepare, arranged, as_it_is, compiled
 from codistill.engine.timetable import Turn
 from codistill.engine.training import Training
@@ -96,10 +97,10 @@ def parts(training: Training, way: Way, draws: Draws, turn: Turn) -> Iterator[st
         way.backward(total * (turn.share_of_update * share_of_batch))
     yield "backward"
     if turn.updates:
-        training.health.weigh(gradients(way.cohort))
+        training.health.weigh(gradients(way.cohort, training.peers.held), training.peers.norms_of_whole)
         way.update()
         if training.average:
-            training.average.update(training.cohort, training.health)
+            training.average.update(training.cohort, training.health, training.peers.held)
         training.health.conclude()
     yield "update"
 
@@ -110,10 +111,10 @@ def nothing_judged(training: Training, logits: Mapping[str, Tensor]) -> Tensor:
     return torch.stack([tensor.sum() for tensor in logits.values()]).sum()
 
 
-def gradients(cohort: Cohort) -> dict[str, list[Tensor]]:
-    """By network: what the backward pass left there."""
+def gradients(cohort: Cohort, held: Held) -> dict[str, list[Tensor]]:
+    """By network: what the backward pass left here."""
     return {
-        name: [parameter.grad for parameter in member.parameters() if parameter.grad is not None]
+        name: [weight.grad for weight in map(held, member.parameters()) if weight.grad is not None]
         for name, member in cohort.members.items()
     }
 

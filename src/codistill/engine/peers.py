@@ -6,17 +6,19 @@ share the batches of one network, what they know of their shares is put together
 finite, the sums of the tally and the gradients are those of the whole batch, and every process goes on with them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
+from codistill.cohort import Cohort
 from codistill.data.batches import WHOLE, Draws, Share
+from codistill.engine.optim import MovingAverage
 from codistill.engine.sections import Network
 
-if TYPE_CHECKING:
-    from codistill.engine.training import Training
+Look = Callable[[Draws], tuple[Tensor, Tensor]]
+"""A batch's images and labels."""
 
 
 class Peers(Protocol):
@@ -35,10 +37,16 @@ class Peers(Protocol):
     def holds(self, network: str) -> bool:
         """Whether this process trains the network."""
 
-    def adopt(self, training: "Training") -> None:
-        """Get ready for a training whose parts are all built."""
+    def adopt(self, cohort: Cohort, average: MovingAverage | None) -> None:
+        """Get the networks here ready, before anything else is built that knows their weights."""
 
-    def following(self, batches: Iterable[Draws]) -> Iterable[Draws]:
+    def held(self, tensor: Tensor) -> Tensor:
+        """What this process holds of a network's tensor: all of it, unless others hold the rest."""
+
+    def norms_of_whole(self, norms_N: Tensor, order: float) -> Tensor:
+        """By network: from the norms of what is held here of its gradient to those of all of it."""
+
+    def following(self, batches: Iterable[Draws], look: Look) -> Iterable[Draws]:
         """The same batches, by somebody who may look at the next one."""
 
     def run(self, name: str, network: Network, images: Tensor) -> Mapping[str, Tensor]:
@@ -70,10 +78,16 @@ class Alone:
     def holds(self, network: str) -> bool:
         return True
 
-    def adopt(self, training: "Training") -> None:
+    def adopt(self, cohort: Cohort, average: MovingAverage | None) -> None:
         pass
 
-    def following(self, batches: Iterable[Draws]) -> Iterable[Draws]:
+    def held(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def norms_of_whole(self, norms_N: Tensor, order: float) -> Tensor:
+        return norms_N
+
+    def following(self, batches: Iterable[Draws], look: Look) -> Iterable[Draws]:
         return batches
 
     def run(self, name: str, network: Network, images: Tensor) -> Mapping[str, Tensor]:

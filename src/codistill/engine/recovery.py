@@ -1,5 +1,7 @@
 """What becomes of networks that were sick: decided where the device is waited for anyway, at saves and evaluations."""
 
+from collections.abc import Collection
+
 import torch
 
 from codistill.engine.checkpoint import Snapshot, snapshot
@@ -32,7 +34,7 @@ class Recovery:
         """
         skipped, policy = self.training.health.skipped(), self.training.recipe.sick
         newly = {name: count - self.handled[name] for name, count in skipped.items() if count > self.handled[name]}
-        unsound = [name for name in skipped if not self._is_sound(name)]
+        unsound = self._unsound(skipped)
         for name, updates in newly.items():
             if policy != "freeze" or not self.handled[name]:  # a frozen one is left out of all that follow
                 reason = "its logits or its gradient were not finite"
@@ -45,6 +47,11 @@ class Recovery:
         for name in dict.fromkeys([*unsound, *(newly if policy == "rollback" else ())]):
             self._roll_back(name)
         self.handled = skipped
+
+    def _unsound(self, names: Collection[str]) -> list[str]:
+        """Whoever holds another piece of a network must come to the same."""
+        sound = torch.tensor([self._is_sound(name) for name in names], device=self.training.machine.device)
+        return [name for name, is_sound in zip(names, self.training.peers.agreed(sound), strict=True) if not is_sound]
 
     def _is_sound(self, name: str) -> bool:
         floats = [tensor for tensor in self.training.tensors_of(name).values() if tensor.is_floating_point()]

@@ -96,7 +96,7 @@ def run_training(
 
     while position.epoch < timetable.epochs:
         plan = draw_epoch(training, position.epoch)
-        for batch in training.peers.following(training.data.batches(plan, position.step)):
+        for batch in training.peers.following(training.data.batches(plan, position.step), training.batch):
             turn = timetable.turn(position)
             set_learning_rate(training.optimizers.values(), recipe, turn)
             step(batch, turn)

@@ -100,7 +100,7 @@ class Training:
     tally: Tally
     data: OnDevice
     peers: Peers = ALONE
-    """``cohort``, ``optimizer`` and ``average`` are of the networks here; ``objective`` and ``tally`` of all."""
+    """``cohort``, ``optimizers`` and ``average`` are of the networks here; ``objective`` and ``tally`` of all."""
 
     @property
     def classifiers(self) -> list[str]:
@@ -113,14 +113,16 @@ class Training:
         return [f"{name}/final" for name in self.recipe.networks]
 
     def tensors(self) -> dict[str, Tensor]:
+        """What this process holds of each."""
         groups: dict[str, Iterable[tuple[str, Tensor]]] = {
             "cohort": self.cohort.state_dict().items(),
-            "optimizer": optimizer_tensors(self.optimizers, self.cohort),
+            "optimizer": optimizer_tensors(self.optimizers, self.cohort, self.peers.held),
             "average": self.average.backbones.state_dict().items() if self.average else (),
             "health": self.health.tensors(),
             "tally": [("sums", self.tally.sums)],
         }
-        return {f"{group}/{name}": tensor for group, members in groups.items() for name, tensor in members}
+        held = self.peers.held
+        return {f"{group}/{name}": held(tensor) for group, members in groups.items() for name, tensor in members}
 
     def tensors_of(self, network: str) -> dict[str, Tensor]:
         """Those that are one network's own."""
@@ -172,7 +174,9 @@ def prepare_training(recipe: Recipe, data: ImageData, machine: Machine, peers: P
     cohort.to(machine.device).to(memory_format=machine.memory_format)  # type: ignore[call-overload]
     objective = Objective(graph).to(machine.device)
     learning = [name for name in recipe.networks if name not in graph.frozen]
-    optimizers = build_optimizers(recipe, cohort, machine)
+    average = MovingAverage(cohort, [name for name in learning if name in here], recipe.ema) if recipe.ema else None
+    peers.adopt(cohort, average)
+    optimizers = build_optimizers(recipe, cohort, machine, peers.held)
     clip_norms = {name: clip for name in learning if (clip := recipe.optimizer.clip_norm_for(name))}
     limits = Limits(frozenset(graph.frozen), clip_norms, freezes=recipe.sick == "freeze")
     health = Health(cohort, objective.classifiers, limits, machine.device)
@@ -183,12 +187,11 @@ def prepare_training(recipe: Recipe, data: ImageData, machine: Machine, peers: P
         cohort=cohort,
         objective=objective,
         optimizers=optimizers,
-        average=MovingAverage(cohort, [name for name in learning if name in here], recipe.ema) if recipe.ema else None,
+        average=average,
         health=health,
         tally=Tally(objective.names, tuple(f"{name}/final" for name in learning), machine.device),
         data=OnDevice.of(data, machine.device, augmentation),
         peers=peers,
     )
     training.set_mode(learning=True)
-    peers.adopt(training)
     return training

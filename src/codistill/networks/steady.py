@@ -10,4 +10,10 @@ LAYERS = (
 
 
 def is_steady(module: nn.Module) -> bool:
-    return all(type(part) in LAYERS or type(part).__module__.startswith("codistill.") for part in module.modules())
+    return all(_is_known(type(part)) for part in module.modules())
+
+
+def _is_known(kind: type) -> bool:
+    if kind.__module__.startswith("torch.distributed."):  # fully_shard puts a class before that of what it cuts
+        return _is_known(kind.__bases__[-1])
+    return kind in LAYERS or kind.__module__.startswith("codistill.")

@@ -66,6 +66,7 @@ def _switch_problems(recipe: "Recipe") -> Iterator[Contradiction]:
         message = f"padding=reflect cannot pad images of {side} pixels by {recipe.augment.pad}"
         yield Contradiction(("augment", "pad"), message, frozenset({"data", "augment"}))
     yield from _momentum_problems(recipe)
+    yield from _process_problems(recipe)
     every, all_every = recipe.evaluation.every_epochs, recipe.evaluation.all_every_epochs
     if all_every % every:
         message = f"{all_every} is no multiple of evaluation.every_epochs={every}"
@@ -76,6 +77,12 @@ def _switch_problems(recipe: "Recipe") -> Iterator[Contradiction]:
     if recipe.runtime.activation_checkpointing and recipe.runtime.compile:
         message = "goes with compile=false: the compiler decides by itself what to compute twice"
         yield Contradiction(("runtime", "activation_checkpointing"), message, frozenset({"runtime"}))
+
+
+def _process_problems(recipe: "Recipe") -> Iterator[Contradiction]:
+    if recipe.processes.weights == "sharded" and recipe.runtime.compile:
+        message = "sharded goes with runtime.compile=false: torch puts a network together between its parts"
+        yield Contradiction(("processes", "weights"), message, frozenset({"processes", "runtime"}))
 
 
 def _momentum_problems(recipe: "Recipe") -> Iterator[Contradiction]:

@@ -208,6 +208,9 @@ class Processes(Settings):
     predictions: Literal["fresh", "one_step_old"] = Field(
         "fresh", description="of networks in other processes; one_step_old: made with their weights of the last step"
     )
+    weights: Literal["replicated", "sharded"] = Field(
+        "replicated", description="sharded: processes that share batches keep a piece of every weight each (FSDP2)"
+    )
 
 
 class Recipe(Settings):
