@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from codistill.networks.kernels import Apart, own_kernels, weights_apart
+from codistill.networks.kernels import Apart, own_kernels, used_again, weights_apart
 from codistill.networks.layers import Conv2d, Normalised
 from codistill.networks.preactivation import PreActivationBlock
 
@@ -38,10 +38,10 @@ def a_layer(channels: int, activation: nn.ReLU | nn.ReLU6 | None) -> Normalised:
 
 
 def results(layer: Normalised, x: Tensor, shortcut: Tensor | None, towards: Tensor) -> list[Tensor]:
-    """Of a use of the layer where its input is used again."""
+    """Of a use of the layer where its input is used again, and its output too."""
     x, shortcut = x.clone().requires_grad_(), None if shortcut is None else shortcut.clone().requires_grad_()
     out, again = layer.with_input(x, shortcut)
-    torch.autograd.backward([out, again], [towards, towards])
+    torch.autograd.backward([out, used_again(out), again], [towards, 0.5 * towards, towards])
     norm = layer[0]
     found = [out.detach(), x.grad, norm.weight.grad, norm.bias.grad, norm.running_mean, norm.running_var]
     return found if shortcut is None else [*found, shortcut.grad]

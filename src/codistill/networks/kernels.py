@@ -67,10 +67,22 @@ def norm_activate(
 
     statistics = norm.running_mean, norm.running_var
     settings = norm.momentum or 0.0, norm.eps, bounds
-    out: tuple[Tensor, Tensor] = NormActivate.apply(  # type: ignore[no-untyped-call]
+    out: Tensor
+    again: Tensor
+    x_again: Tensor
+    out, again, x_again = NormActivate.apply(  # type: ignore[no-untyped-call]
         x_BCHW, shortcut_BCHW, norm.weight, norm.bias, *statistics, *settings
     )
-    return out
+    out.again = again  # type: ignore[attr-defined]
+    return out, x_again
+
+
+def used_again(x_BCHW: Tensor) -> Tensor:
+    """The same feature map for a second use of it: whoever computed it adds up both gradients, if it can."""
+    if torch.compiler.is_compiling() or not isinstance(x_BCHW, Tensor):  # to a tracer every attribute exists
+        return x_BCHW
+    again: Tensor = getattr(x_BCHW, "again", x_BCHW)
+    return again
 
 
 def dense_block(x_BCHW: Tensor, layers: Sequence[tuple[nn.BatchNorm2d, nn.Conv2d]]) -> Tensor:

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from codistill.networks.kernels import used_again
 from codistill.networks.layers import Conv2d, Normalised, conv_norm_relu
 from codistill.networks.tables import Row, TabulatedArchitecture
 
@@ -51,7 +52,7 @@ class InvertedResidual(nn.Module):
         self.adds_input = stride == 1 and in_channels == out_channels
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        out: Tensor = self.norm(self.branch(x_BCHW), x_BCHW if self.adds_input else None)
+        out: Tensor = self.norm(self.branch(x_BCHW), used_again(x_BCHW) if self.adds_input else None)
         return out
 
 

@@ -83,10 +83,11 @@ def activate(
 
 @triton.jit
 def gradient_sums(
-    gradient, x, out, moments, weight, bias, parts, tickets, sums, passed, rows, width,
+    gradient, second, x, out, moments, weight, bias, parts, tickets, sums, passed, rows, width,
     LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of bias and weight, which that of the input needs. ``passed``: what the activation lets through."""
+    """The gradients of bias and weight, which that of the input needs. ``second`` is the gradient of another use of the
+    output, ``passed`` what the activation lets through of both."""
     channels, there = own_channels(width, BC)
     mean, deviation, scale, offset = affine(moments, weight, bias, channels, there, width)
     first, second = tl.zeros((BM, BC), tl.float32), tl.zeros((BM, BC), tl.float32)
@@ -94,6 +95,8 @@ def gradient_sums(
         at, here = tile(start, rows, width, channels, there, BM)
         value = tl.load(x + at, mask=here, other=0.0).to(tl.float32)
         arriving = tl.load(gradient + at, mask=here, other=0.0).to(tl.float32)
+        if second is not None:
+            arriving += tl.load(second + at, mask=here, other=0.0).to(tl.float32)
         if out is not None:
             activated = tl.load(out + at, mask=here, other=0.0).to(tl.float32)
         else:
@@ -259,13 +262,17 @@ tickets = Tickets()
 
 
 class NormActivate(torch.autograd.Function):
-    """(clamp(batch_norm(x) + shortcut), x): whoever uses the second for x has both gradients added in one kernel."""
+    """(out, out, x), with out = clamp(batch_norm(x) + shortcut).
+
+    Whoever uses the second where out is used again, or the third where x is, has both gradients added in a kernel that
+    runs anyway.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, shortcut: Tensor | None, weight: Tensor, bias: Tensor, running_mean: Tensor,
         running_var: Tensor, momentum: float, eps: float, bounds: tuple[float | None, float | None],
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         shape = Shape.of(x)
         size = shape.rows, shape.channels
         parts = x.new_empty(shape.parts, 2, shape.channels, dtype=torch.float32)
@@ -281,28 +288,46 @@ class NormActivate(torch.autograd.Function):
         ctx.save_for_backward(x, out if shortcut is not None else None, moments, weight, bias)
         ctx.bounds = bounds
         ctx.set_materialize_grads(False)
-        return out, x
+        return out, out.detach(), x
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor, beside: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, gradient: Tensor | None, second: Tensor | None, beside: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         x, out, moments, weight, bias = ctx.saved_tensors
         shape = Shape.of(x)
         size = shape.rows, shape.channels
-        gradient = gradient.contiguous(memory_format=torch.channels_last)
-        passed = None if out is None else torch.empty_like(x)
+        gradient, second, beside = (_channels_last(one) for one in (gradient, second, beside))
+        if gradient is None:
+            gradient, second = second, None
+        passed = None if out is None and second is None else torch.empty_like(x)
         parts = x.new_empty(shape.parts, 2, shape.channels, dtype=torch.float32)
         sums = torch.empty_like(moments)
         own_tickets = tickets.take(x.device, shape.columns)
         known = moments, weight, bias
-        gradient_sums[shape.over_parts()](
-            gradient, x, out, *known, parts, own_tickets, sums, passed, *size, *ctx.bounds, STAGES=STAGES, **shape.cut
-        )
         bounds = ctx.bounds
+        gradient_sums[shape.over_parts()](
+            gradient,
+            second,
+            x,
+            out,
+            *known,
+            parts,
+            own_tickets,
+            sums,
+            passed,
+            *size,
+            *bounds,
+            STAGES=STAGES,
+            **shape.cut,
+        )
         if passed is not None:
             gradient, bounds = passed, (None, None)
-        if beside is not None:
-            beside = beside.contiguous(memory_format=torch.channels_last)
         leaving = torch.empty_like(x)
         input_gradient[shape.over_rows()](gradient, x, beside, *known, sums, leaving, *size, *bounds, **shape.cut)
-        return leaving, passed, sums[1], sums[0], None, None, None, None, None
+        return leaving, None if out is None else passed, sums[1], sums[0], None, None, None, None, None
+
+
+def _channels_last(gradient: Tensor | None) -> Tensor | None:
+    return None if gradient is None else gradient.contiguous(memory_format=torch.channels_last)

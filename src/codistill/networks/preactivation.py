@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from codistill.networks.kernels import used_again
 from codistill.networks.layers import Conv2d, norm_relu
 from codistill.networks.tables import PreActivatedArchitecture, Row, blocks_per_stage, half
 
@@ -21,7 +22,7 @@ class PreActivationBlock(nn.Module):
     def forward(self, x_BCHW: Tensor) -> Tensor:
         activated, shortcut = self.activation.with_input(x_BCHW)
         if self.projection is not None:
-            shortcut = self.projection(activated)
+            shortcut = self.projection(used_again(activated))
         residual: Tensor = self.branch(activated) + shortcut
         return residual
 

@@ -6,6 +6,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from codistill.networks.kernels import used_again
 from codistill.networks.layers import Conv2d, Normalised, conv_norm_relu, norm_relu
 from codistill.networks.tables import Row, TabulatedArchitecture, blocks_per_stage, half
 
@@ -20,7 +21,7 @@ class ResidualBlock(nn.Module):
         self.shortcut = shortcut
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        out: Tensor = self.activation(self.branch(x_BCHW), self.shortcut(x_BCHW))
+        out: Tensor = self.activation(self.branch(x_BCHW), self.shortcut(used_again(x_BCHW)))
         return out
 
 
