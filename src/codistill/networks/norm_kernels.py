@@ -83,10 +83,10 @@ def activate(
 
 @triton.jit
 def gradient_sums(
-    gradient, second, x, out, moments, weight, bias, parts, tickets, sums, passed, rows, width,
+    gradient, another, x, out, moments, weight, bias, parts, tickets, sums, passed, rows, width,
     LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of bias and weight, which that of the input needs. ``second`` is the gradient of another use of the
+    """The gradients of bias and weight, which that of the input needs. ``another`` is the gradient of a second use of the
     output, ``passed`` what the activation lets through of both."""
     channels, there = own_channels(width, BC)
     mean, deviation, scale, offset = affine(moments, weight, bias, channels, there, width)
@@ -95,8 +95,8 @@ def gradient_sums(
         at, here = tile(start, rows, width, channels, there, BM)
         value = tl.load(x + at, mask=here, other=0.0).to(tl.float32)
         arriving = tl.load(gradient + at, mask=here, other=0.0).to(tl.float32)
-        if second is not None:
-            arriving += tl.load(second + at, mask=here, other=0.0).to(tl.float32)
+        if another is not None:
+            arriving += tl.load(another + at, mask=here, other=0.0).to(tl.float32)
         if out is not None:
             activated = tl.load(out + at, mask=here, other=0.0).to(tl.float32)
         else:
