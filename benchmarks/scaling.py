@@ -42,7 +42,8 @@ def main() -> None:
     options = parser.parse_args()
     recipe = recipes.get(options.recipe[0], options.recipe[1:])
     seen = sizes(recipe)
-    assert seen
+    if seen is None:
+        parser.error(f"{recipe.name}: its images are not there to be counted; give data.folder=DIR")
     channels, side, _ = seen.shape
     print("| setting | ms a step | time | FLOPs | images/s | of the matmul rate | peak memory |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |", flush=True)

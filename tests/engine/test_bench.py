@@ -1,11 +1,17 @@
 """The benchmark counts what it says it counts; how fast anything is, is not for a test."""
 
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from codistill.engine.bench import bench, matmul_flops_per_s, random_data
+from codistill.engine.bench import EPOCH_STEPS, Runner, bench, matmul_flops_per_s, random_data
 from codistill.engine.compiling import compiled_whole
-from codistill.engine.parts import PARTS
+from codistill.engine.parts import PARTS, FunctionsBySize, PlainWay
+from codistill.engine.runtime import prepared
+from codistill.engine.step import choose_step
+from codistill.engine.training import prepare_training
 from codistill.networks.build import architecture
 from codistill.networks.counting import cost
 from codistill.recipes.schema import Runtime
@@ -25,10 +31,45 @@ def test_a_bench_of_the_plain_step() -> None:
     assert "step by step" in measured.path
 
 
+def test_the_parts_are_of_all_steps_of_an_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of four batches for one update, one in four has an update to measure."""
+    updates = []
+    monkeypatch.setattr(PlainWay, "update", lambda way: updates.append(way))
+    with prepared(Runtime(device="cpu", threads=1)) as machine:
+        data = random_data(1, 8, 10, images=32 * EPOCH_STEPS)
+        training = prepare_training(tiny_recipe(accumulate=4), data, machine)
+        Runner(training, choose_step(training)).parts_ms(8)
+    assert len(updates) == 2
+
+
+def test_a_frozen_teacher_counts_once(tmp_path: Path) -> None:
+    teacher = architecture("resnet-8").backbone(10, in_channels=1)
+    save_file(teacher.state_dict(), tmp_path / "teacher.safetensors")
+    start = {"a": str(tmp_path / "teacher.safetensors")}
+    recipe = tiny_recipe(method="kd", networks={"a": "resnet-8", "b": "resnet-8"}, start=start)
+    measured = bench(recipe, channels=1, side=8, classes=10, steps=1)
+    assert measured.flops_per_image == (1 + 3) * cost(teacher, (1, 8, 8)).flops
+
+
+def test_data_smaller_than_a_batch_are_a_full_batch() -> None:
+    """Which is compiled, as the log says."""
+    with prepared(Runtime(device="cpu", threads=1)) as machine:
+        training = prepare_training(tiny_recipe(batch_size=64), random_data(1, 8, 10, images=40), machine)
+        assert FunctionsBySize(training, training.cohort).full_size == 40
+
+
 def test_torch_is_left_as_it_was() -> None:
     threads = torch.get_num_threads()
-    bench(tiny_recipe(runtime=Runtime(device="cpu", threads=1).model_dump()), channels=1, side=8, classes=10, steps=1)
-    assert torch.get_num_threads() == threads
+    torch.set_float32_matmul_precision("high")
+    try:
+        runtime = Runtime(device="cpu", threads=1)
+        with prepared(runtime):
+            assert torch.get_float32_matmul_precision() == "highest"  # what fp32 means
+        bench(tiny_recipe(runtime=runtime.model_dump()), channels=1, side=8, classes=10, steps=1)
+        assert torch.get_num_threads() == threads
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision("highest")
 
 
 def test_a_matrix_product_is_faster_than_nothing() -> None:

@@ -221,3 +221,17 @@ def test_weights_of_another_network(tmp_path: Path) -> None:
     save_file({"weight": torch.zeros(3)}, file)
     with pytest.raises(ValueError, match=r"network 'a': .* do not fit the network: \d+ tensors differ, the first is"):
         started(tiny_recipe(**PLAIN, start={"a": str(file)}))
+
+
+@pytest.mark.parametrize("ema", [0.0, 0.9])
+def test_an_evaluation_runs_every_network_once(ema: float) -> None:
+    """And beside each its moving average, which has no heads."""
+    training = started(tiny_recipe(ema=ema, evaluation={"all_every_epochs": 1, "batch_size": 50}))
+    backbones = [member.backbone for member in training.cohort.members.values()]
+    averages = [*training.average.backbones.values()] if training.average else []
+    ran: list[torch.nn.Module] = []
+    for backbone in (*backbones, *averages):
+        backbone.classifier.register_forward_hook(lambda module, *_: ran.append(module))
+    found = trainer.measure(training, 1)
+    assert {"a/final", "a/stage1", "b/final", "ensemble"} <= found["test"].keys()
+    assert len(ran) == len(set(ran)) == len(backbones) + len(averages)

@@ -70,16 +70,18 @@ def test_in_float32(side: int, apart: bool) -> None:
     assert distance(found, truth) < TOLERANCE
 
 
-def test_bfloat16_is_as_near_as_torchs() -> None:
+@pytest.mark.parametrize("weights", [torch.bfloat16, torch.float32])
+def test_bfloat16_is_as_near_as_torchs(weights: torch.dtype) -> None:
+    """With weights that a recorded step has, and with a plain step's, which autocast lowers."""
     x, towards = (one.bfloat16() for one in data(32))
     low = a_stage()
     for conv in low.modules():
         if isinstance(conv, nn.Conv2d):
-            conv.bfloat16()
+            conv.to(weights)
     truth = results(copy.deepcopy(low).double(), x.double(), towards.double())
     far = {}
     for name, kernels in {"ours": own_kernels(), "torch's": nullcontext()}.items():
-        with kernels:
+        with kernels, torch.autocast("cuda", torch.bfloat16):
             far[name] = distance(results(copy.deepcopy(low), x, towards), truth)
     assert far["ours"] < 1.5 * far["torch's"]
 

@@ -27,7 +27,6 @@ from codistill.engine.runtime import Machine
 from codistill.networks.counting import cost
 from codistill.recipes.schema import Recipe
 
-BACKWARD = 2  # a backward pass costs about two forward passes
 CPU_IMAGES = 8
 """In a measured batch; a GPU gets a whole one, for small ones cost it as much."""
 PASSES, ENOUGH_S = 3, 1.0
@@ -73,10 +72,7 @@ def counted_costs(recipe: Recipe, data: ImageData) -> Costs:
     with torch.device("meta"):
         cohort = cohort_of(recipe, data.num_classes, data.channels)
     shape = data.channels, *_sides(recipe, data)
-    return {
-        name: cost(member, shape).flops * (1 if name in recipe.graph.frozen else 1 + BACKWARD)
-        for name, member in cohort.members.items()
-    }
+    return {name: cost(member, shape).flops * recipe.graph.passes(name) for name, member in cohort.members.items()}
 
 
 def remembered_costs(crew: Crew, folder: RunFolder, recipe: Recipe) -> Costs:

@@ -22,8 +22,6 @@ from codistill.recipes.schema import Recipe
 WARM_UP_STEPS = 3
 EPOCH_STEPS = 8
 """How many different batches are enough: the arithmetic does not depend on what is in them."""
-PASSES = 3
-"""A backward pass computes gradients of the inputs and of the weights: twice the forward pass."""
 
 
 @dataclass(frozen=True)
@@ -74,14 +72,18 @@ def bench(recipe: Recipe, channels: int, side: int, classes: int, steps: int) ->
             device=torch.cuda.get_device_name() if device.type == "cuda" else device.type,
             path=step.path,
             images_per_s=images_per_s,
-            flops_per_image=PASSES
-            * sum(cost(member, (channels, side, side)).flops for member in training.cohort.members.values()),
+            flops_per_image=_flops_per_image(training, (channels, side, side)),
             matmul_flops_per_s=matmul,
             start_up_s=start_up_s,
             # Before the parts are measured, which takes memory of its own.
             peak_device_bytes=torch.cuda.max_memory_allocated() if device.type == "cuda" else None,
             parts_ms=run.parts_ms(steps),
         )
+
+
+def _flops_per_image(training: Training, shape: tuple[int, int, int]) -> int:
+    passes = training.recipe.graph.passes
+    return sum(cost(member, shape).flops * passes(name) for name, member in training.cohort.members.items())
 
 
 class Runner:
@@ -117,7 +119,8 @@ class Runner:
     def _plain_parts_ms(self, step: PlainStep, steps: int) -> dict[str, float]:
         seconds: dict[str, list[float]] = {part: [] for part in PARTS}
         for index in range(steps):
-            draws, turn = self.plan.step(index % EPOCH_STEPS), self.timetable.turn(Position())
+            at = Position(0, index % EPOCH_STEPS)
+            draws, turn = self.plan.step(at.step), self.timetable.turn(at)
             started_at = time.perf_counter()
             for part in parts(self.training, step.way(draws), draws, turn):
                 wait_for(self.training.machine.device)

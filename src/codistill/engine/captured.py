@@ -74,9 +74,13 @@ class CapturedStep:
         with self.put_back():
             for beside in BESIDE:
                 what = f"batches of {len(draws.indices)}, {WORDS[beside]}"
+                here = torch.cuda.current_stream()
                 try:
                     seconds[beside] = self.record(draws, turn, beside).seconds()
-                except torch.OutOfMemoryError:
+                except RuntimeError as error:
+                    if not lacks_memory(error):
+                        raise
+                    torch.cuda.set_stream(here)
                     log.info("%s: not enough memory", what)
                 else:
                     log.info("%s: %.2f ms a step", what, 1e3 * seconds[beside])
@@ -193,6 +197,11 @@ class Recording:
             torch.cuda.synchronize()
             seconds.append(time.perf_counter() - started_at)
         return min(seconds)
+
+
+def lacks_memory(error: BaseException | None) -> bool:
+    """Whether that is what it is about: a recording that breaks off for it ends with another error on top."""
+    return error is not None and (isinstance(error, torch.OutOfMemoryError) or lacks_memory(error.__context__))
 
 
 def fused_sgd(lowered: Lowered, training: Training) -> "FusedSgd | None":

@@ -103,7 +103,7 @@ class FusedSgd:
         self.addresses: list[int] = []
 
     def update(self) -> None:
-        self.addresses = [copy.grad.data_ptr() for copy in self.copies if copy.grad is not None]
+        self.addresses = [gradient_of(copy).data_ptr() for copy in self.copies]
         if not torch.cuda.is_current_stream_capturing():
             self.recorded()
         aligned = all(address % ALIGNMENT == 0 for address in self.addresses)
@@ -116,6 +116,15 @@ class FusedSgd:
         table = self.rows.clone()
         table[:, COLUMNS.index("gradient")] += torch.tensor(self.addresses).repeat_interleave(self.chunks_each)
         self.table.copy_(table)
+
+
+def gradient_of(copy: Tensor) -> Tensor:
+    if copy.grad is None:
+        raise ValueError(
+            f"a weight of shape {list(copy.shape)} has no part in the logits, so the step cannot be recorded with its "
+            "own SGD; type runtime.capture=false"
+        )
+    return copy.grad
 
 
 def _chunks(weight: Tensor, momentum: Tensor, copy: Tensor, rate: Tensor, factor: Tensor) -> Tensor:

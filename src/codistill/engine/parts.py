@@ -53,7 +53,8 @@ class FunctionsBySize:
     """
 
     def __init__(self, training: Training, cohort: Cohort) -> None:
-        self.full_size = len(training.peers.share.range_of(training.recipe.batch_size))
+        largest = min(training.recipe.batch_size, len(training.data.splits["train"]))
+        self.full_size = len(training.peers.share.range_of(largest))
         self.short = self.full = Functions.of(training, cohort, as_it_is)
         if training.recipe.runtime.compile:
             prepare_compiler()

@@ -50,17 +50,19 @@ def prepare(runtime: Runtime) -> Machine:
     _set_deterministic(runtime.deterministic)
     torch.backends.cudnn.benchmark = device.type == "cuda" and not runtime.deterministic
     torch.backends.cudnn.benchmark_limit = 0  # try every algorithm, not the ten that are guessed to be best
-    # Torch's default is TF32 for convolutions; who asks for fp32 gets it.
+    # Torch's default is TF32 for convolutions, and its owner may have asked for it elsewhere; who says fp32 gets it.
     torch.backends.cudnn.allow_tf32 = runtime.precision == "tf32"
+    torch.set_float32_matmul_precision("high" if runtime.precision == "tf32" else "highest")
     return Machine(device, runtime.precision)
 
 
 @contextmanager
 def prepared(runtime: Runtime) -> Iterator[Machine]:
-    """The same for a while: afterwards torch is as its owner had it, random numbers included."""
+    """The same for a while: afterwards torch is as its owner had it, the CPU's random numbers included."""
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     cudnn = torch.backends.cudnn
     benchmark, benchmark_limit, tf32 = cudnn.benchmark, cudnn.benchmark_limit, cudnn.allow_tf32
+    matmul_precision = torch.get_float32_matmul_precision()
     random_state = torch.get_rng_state()
     try:
         yield prepare(runtime)
@@ -68,6 +70,7 @@ def prepared(runtime: Runtime) -> Iterator[Machine]:
         torch.set_num_threads(threads)
         _set_deterministic(deterministic)
         cudnn.benchmark, cudnn.benchmark_limit, cudnn.allow_tf32 = benchmark, benchmark_limit, tf32
+        torch.set_float32_matmul_precision(matmul_precision)
         torch.set_rng_state(random_state)
 
 

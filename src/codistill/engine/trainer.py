@@ -188,9 +188,10 @@ def measure(training: Training, epochs_done: int) -> dict[str, dict[str, Metrics
     def classify(pixels: Tensor) -> dict[str, Tensor]:
         images = data.plain(pixels).contiguous(memory_format=training.machine.memory_format)
         with training.machine.autocast():
-            # A moving average ships without heads, so auxiliary classifiers are those of the network that learns.
             logits = training.cohort(images) if everything else {}
-            finals = {f"{name}/final": network(images) for name, network in shipped.items()}
+            # A moving average ships without heads, so auxiliary classifiers are those of the network that learns.
+            ahead = {} if everything and not training.average else shipped
+            finals = {f"{name}/final": network(images) for name, network in ahead.items()}
         names = training.classifiers if everything else training.finals
         known = training.peers.exchange({**logits, **finals}, names)
         return {**known, **({"ensemble": ensemble(known)} if everything else {})}

@@ -25,6 +25,7 @@ from codistill.networks.norm_kernels import (
     let_through,
     move,
     own_channels,
+    own_tile,
     processors,
     tickets,
     tile,
@@ -73,13 +74,14 @@ def activate_channels(
     BC: tl.constexpr,
 ):  # fmt: skip
     """relu(norm(x)) of the first ``width`` channels, then zeros; and the layer's running statistics."""
-    channels, there = own_channels(width, BC)
+    row, channels = own_tile(pitch, BM, BC)
+    there = channels < width
     mean, _, scale, offset = affine(moments, weight, bias, channels, there, total)
-    at, here = tile(tl.program_id(1) * BM, rows, total, channels, there, BM)
+    at, here = tile(row, rows, total, channels, there, BM)
     value = tl.load(x + at, mask=here, other=0.0).to(tl.float32) * scale[None, :] + offset[None, :]
-    at, here = tile(tl.program_id(1) * BM, rows, pitch, channels, channels < pitch, BM)
+    at, here = tile(row, rows, pitch, channels, channels < pitch, BM)
     tl.store(out + at, tl.where(value < 0.0, 0.0, value), mask=here)
-    if tl.program_id(1) == 0:
+    if row == 0:
         variance = tl.load(moments + 2 * total + channels, mask=there, other=0.0)
         move(running_mean + channels, mean, momentum, there)
         move(running_var + channels, variance * (rows / (rows - 1.0)), momentum, there)
@@ -113,13 +115,14 @@ def add_channel_gradients(
     gradient, pitch, x, moments, weight, bias, sums, into, rows, width, total, BM: tl.constexpr, BC: tl.constexpr
 ):
     """Add what comes back through a layer to the gradient of the feature map."""
-    channels, there = own_channels(width, BC)
+    row, channels = own_tile(pitch, BM, BC)
+    there = channels < width
     mean, deviation, scale, offset = affine(moments, weight, bias, channels, there, total)
     mean_gradient = tl.load(sums + channels, mask=there, other=0.0) / rows
     correlation = tl.load(sums + width + channels, mask=there, other=0.0) / rows
-    at, here = tile(tl.program_id(1) * BM, rows, pitch, channels, there, BM)
+    at, here = tile(row, rows, pitch, channels, there, BM)
     arriving = tl.load(gradient + at, mask=here, other=0.0).to(tl.float32)
-    at, here = tile(tl.program_id(1) * BM, rows, total, channels, there, BM)
+    at, here = tile(row, rows, total, channels, there, BM)
     value = tl.load(x + at, mask=here, other=0.0).to(tl.float32)
     arriving = let_through(arriving, value * scale[None, :] + offset[None, :], 0.0, None)
     normal = (value - mean[None, :]) * deviation[None, :]
@@ -132,10 +135,10 @@ def copy_columns(
     source, source_pitch, source_rows, source_columns, out, rows, columns, BM: tl.constexpr, BC: tl.constexpr
 ):
     """Rows of another length: cut off, or filled up with zeros."""
-    channels, there = own_channels(columns, BC)
-    at, here = tile(tl.program_id(1) * BM, source_rows, source_pitch, channels, channels < source_columns, BM)
+    row, channels = own_tile(columns, BM, BC)
+    at, here = tile(row, source_rows, source_pitch, channels, channels < source_columns, BM)
     value = tl.load(source + at, mask=here, other=0.0)
-    at, here = tile(tl.program_id(1) * BM, rows, columns, channels, there, BM)
+    at, here = tile(row, rows, columns, channels, channels < columns, BM)
     tl.store(out + at, value, mask=here)
 
 
@@ -145,7 +148,7 @@ def copied(source: Tensor, out: Tensor, *, first: int = 0, count: int | None = N
     count = min(pitch, columns) if count is None else count
     shape = Shape.of(out)
     rows = source.numel() // pitch
-    copy_columns[shape.over_rows()](in_rows(source)[first:], pitch, rows, count, out, shape.rows, columns, **shape.cut)
+    copy_columns[shape.over_tiles()](in_rows(source)[first:], pitch, rows, count, out, shape.rows, columns, **shape.cut)
     return out
 
 
@@ -154,10 +157,10 @@ def in_rows(x: Tensor) -> Tensor:
     return x.permute(0, 2, 3, 1).reshape(-1)
 
 
-def room(like: Tensor, batch: int, channels: int) -> Tensor:
+def room(like: Tensor, batch: int, channels: int, dtype: torch.dtype | None = None) -> Tensor:
     """For feature maps or weights of the same height and width, with the channels last in memory."""
     height, width = like.shape[2:]
-    return like.new_empty(batch, height, width, channels).permute(0, 3, 1, 2)
+    return like.new_empty(batch, height, width, channels, dtype=dtype).permute(0, 3, 1, 2)
 
 
 @dataclass(frozen=True)
@@ -188,11 +191,11 @@ class DenseBlock(torch.autograd.Function):
             growth, width = len(kernel), len(scale)
             before = room(x, len(x), aligned(width))
             shape = Shape.of(before)
-            activate_channels[shape.over_rows()](
+            activate_channels[shape.over_tiles()](
                 features, moments, scale, offset, state.running_mean, state.running_var, before, aligned(width),
                 shape.rows, width, total, state.momentum, **shape.cut,
             )  # fmt: skip
-            wide_kernel = copied(kernel, room(kernel, aligned(growth), aligned(width)))
+            wide_kernel = copied(kernel, room(kernel, aligned(growth), aligned(width), x.dtype))
             grown = F.conv2d(before, wide_kernel, None, 1, PADDING).contiguous(memory_format=torch.channels_last)
             write(grown, growth, features, moments, width, eps)
             activated.append(before)
@@ -224,7 +227,7 @@ class DenseBlock(torch.autograd.Function):
                 *known, parts, tickets.take(into.device, shape.columns), sums, shape.rows, width, total, STAGES=STAGES,
                 **shape.cut,
             )  # fmt: skip
-            add_channel_gradients[shape.over_rows()](*known, sums, into, shape.rows, width, total, **shape.cut)
+            add_channel_gradients[shape.over_tiles()](*known, sums, into, shape.rows, width, total, **shape.cut)
             found = [sums[1], sums[0], of_kernel, *found]
         leaving = copied(into, room(into, len(into), len(learned[0])))
         return leaving, None, None, None, *found

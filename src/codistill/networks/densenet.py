@@ -45,8 +45,9 @@ class DenseStage(nn.Sequential):
 
 def together(layers: Sequence[nn.Module], x_BCHW: Tensor) -> Tensor:
     norms = [norm for layer in layers for norm in layer.modules() if isinstance(norm, BatchNorm2d)]
-    if len(norms) == len(layers) > 0 and kernels.fit(x_BCHW, norms[0]):  # else they are synchronised ones
-        convs = [conv for layer in layers for conv in layer.modules() if isinstance(conv, Conv2d)]
+    convs = [conv for layer in layers for conv in layer.modules() if isinstance(conv, Conv2d)]
+    growth = sum(conv.out_channels for conv in convs)
+    if len(norms) == len(layers) > 0 and kernels.fit(x_BCHW, norms[0], growth):  # else they are synchronised ones
         return kernels.dense_block(x_BCHW, list(zip(norms, convs, strict=True)))
     for layer in layers:
         x_BCHW = layer(x_BCHW)

@@ -46,8 +46,9 @@ def weights_apart(apart: "Apart | None") -> AbstractContextManager[None]:
     return _during(_apart, apart)
 
 
-def fit(x_BCHW: Tensor, norm: nn.BatchNorm2d) -> bool:
-    """Whether our kernels are wanted, and are for such feature maps."""
+def fit(x_BCHW: Tensor, norm: nn.BatchNorm2d, growth: int = 0) -> bool:
+    """Whether our kernels are wanted, and are for such feature maps, also when they have grown by some channels."""
+    channels = x_BCHW.shape[1]
     return (
         not torch.compiler.is_compiling()
         and _own_kernels.get()
@@ -55,7 +56,8 @@ def fit(x_BCHW: Tensor, norm: nn.BatchNorm2d) -> bool:
         and x_BCHW.is_cuda
         and x_BCHW.dtype in (torch.bfloat16, torch.float32)
         and x_BCHW.is_contiguous(memory_format=torch.channels_last)
-        and x_BCHW.shape[1] < x_BCHW.numel() < 2**31
+        and channels < x_BCHW.numel()
+        and x_BCHW.numel() // channels * (channels + growth) < 2**31
     )
 
 

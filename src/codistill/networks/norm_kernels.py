@@ -68,9 +68,10 @@ def activate(
     x, shortcut, moments, weight, bias, out, rows, width, LOW: tl.constexpr, HIGH: tl.constexpr,
     BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    channels, there = own_channels(width, BC)
+    row, channels = own_tile(width, BM, BC)
+    there = channels < width
     _, _, scale, offset = affine(moments, weight, bias, channels, there, width)
-    at, here = tile(tl.program_id(1) * BM, rows, width, channels, there, BM)
+    at, here = tile(row, rows, width, channels, there, BM)
     value = tl.load(x + at, mask=here, other=0.0).to(tl.float32) * scale[None, :] + offset[None, :]
     if shortcut is not None:
         value += tl.load(shortcut + at, mask=here, other=0.0).to(tl.float32)
@@ -86,8 +87,10 @@ def gradient_sums(
     gradient, another, x, out, moments, weight, bias, parts, tickets, sums, passed, rows, width,
     LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of bias and weight, which that of the input needs. ``another`` is the gradient of a second use of the
-    output, ``passed`` what the activation lets through of both."""
+    """The gradients of bias and weight, which that of the input needs.
+
+    ``another`` is the gradient of a second use of the output, ``passed`` what the activation lets through of both.
+    """
     channels, there = own_channels(width, BC)
     mean, deviation, scale, offset = affine(moments, weight, bias, channels, there, width)
     first, second = tl.zeros((BM, BC), tl.float32), tl.zeros((BM, BC), tl.float32)
@@ -118,11 +121,12 @@ def input_gradient(
     BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """``beside`` is the gradient that comes to the same input from elsewhere."""
-    channels, there = own_channels(width, BC)
+    row, channels = own_tile(width, BM, BC)
+    there = channels < width
     mean, deviation, scale, offset = affine(moments, weight, bias, channels, there, width)
     mean_gradient = tl.load(sums + channels, mask=there, other=0.0) / rows
     correlation = tl.load(sums + width + channels, mask=there, other=0.0) / rows
-    at, here = tile(tl.program_id(1) * BM, rows, width, channels, there, BM)
+    at, here = tile(row, rows, width, channels, there, BM)
     value = tl.load(x + at, mask=here, other=0.0).to(tl.float32)
     arriving = tl.load(gradient + at, mask=here, other=0.0).to(tl.float32)
     arriving = let_through(arriving, value * scale[None, :] + offset[None, :], LOW, HIGH)
@@ -137,6 +141,13 @@ def input_gradient(
 def own_channels(width, BC: tl.constexpr):
     channels = tl.program_id(0) * BC + tl.arange(0, BC)
     return channels, channels < width
+
+
+@triton.jit
+def own_tile(width, BM: tl.constexpr, BC: tl.constexpr):
+    """First row and channels. Tiles are counted along one axis: CUDA's others end at 65,535."""
+    columns = tl.cdiv(width, BC)
+    return tl.program_id(0) // columns * BM, tl.program_id(0) % columns * BC + tl.arange(0, BC)
 
 
 @triton.jit
@@ -227,8 +238,8 @@ class Shape:
         programs = self.processors * (2 if self.rows * self.channels >= MANY else 1)
         return min(tiles, max(1, programs // self.columns))
 
-    def over_rows(self) -> tuple[int, int]:
-        return self.columns, math.ceil(self.rows / self.tile_rows)
+    def over_tiles(self) -> tuple[int]:
+        return (self.columns * math.ceil(self.rows / self.tile_rows),)
 
     def over_parts(self) -> tuple[int, int]:
         return self.columns, self.parts
@@ -253,6 +264,7 @@ class Tickets:
     def take(self, device: torch.device, number: int) -> Tensor:
         if device not in self.rings:
             self.rings[device] = torch.zeros(TICKETS, dtype=torch.int32, device=device)
+            torch.cuda.synchronize(device)  # other streams must not see it before it is all zeros
         self.taken = 0 if self.taken + number > TICKETS else self.taken
         self.taken += number
         return self.rings[device][self.taken - number : self.taken]
@@ -284,7 +296,7 @@ class NormActivate(torch.autograd.Function):
         if shortcut is not None:
             shortcut = shortcut.contiguous(memory_format=torch.channels_last)
         out = torch.empty_like(x)
-        activate[shape.over_rows()](x, shortcut, moments, weight, bias, out, *size, *bounds, **shape.cut)
+        activate[shape.over_tiles()](x, shortcut, moments, weight, bias, out, *size, *bounds, **shape.cut)
         ctx.save_for_backward(x, out if shortcut is not None else None, moments, weight, bias)
         ctx.bounds = bounds
         ctx.set_materialize_grads(False)
@@ -325,7 +337,7 @@ class NormActivate(torch.autograd.Function):
         if passed is not None:
             gradient, bounds = passed, (None, None)
         leaving = torch.empty_like(x)
-        input_gradient[shape.over_rows()](gradient, x, beside, *known, sums, leaving, *size, *bounds, **shape.cut)
+        input_gradient[shape.over_tiles()](gradient, x, beside, *known, sums, leaving, *size, *bounds, **shape.cut)
         return leaving, None if out is None else passed, sums[1], sums[0], None, None, None, None, None
 
 

@@ -28,8 +28,6 @@ class Sizes:
 
 # Training images, classes and channels of the data whose numbers are known before they are read.
 KNOWN_NUMBERS = {"fashion": (6_000, 10, 1), "cifar10": (50_000, 10, 3), "cifar100": (50_000, 100, 3)}
-# A backward pass computes gradients of the inputs and of the weights: twice the forward pass.
-PASSES = 3
 # Enough for a CPU to show its pace in a second or a few.
 MEASURED_FLOPS = 100_000_000_000
 
@@ -70,8 +68,7 @@ def image_flops(recipe: Recipe, seen: Sizes) -> int:
     """Of one training image through every network and head, forward and backward; frozen networks only forward."""
     graph = recipe.graph
     return sum(
-        _forward_flops(network, graph.exits[name], recipe.heads.kind, seen.classes, seen.shape)
-        * (1 if name in graph.frozen else PASSES)
+        _forward_flops(network, graph.exits[name], recipe.heads.kind, seen.classes, seen.shape) * graph.passes(name)
         for name, network in recipe.networks.items()
     )
 

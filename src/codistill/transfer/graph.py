@@ -160,6 +160,10 @@ class TransferGraph:
         learning = {classifier.network for classifier in self.learners}
         return tuple(network for network in self.outline.networks if network not in learning)
 
+    def passes(self, network: str) -> int:
+        """Forward passes that cost as much as a training step of it: gradients of inputs and weights take two more."""
+        return 1 if network in self.frozen else 3
+
     @property
     def exits(self) -> dict[str, tuple[str, ...]]:
         """Per network the auxiliary exits that are used: the heads to build. Every network has its final anyway."""
