@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from codistill.networks.kernels import Apart, own_kernels, used_again, weights_apart
+from codistill.networks.kernels import Apart, added, own_kernels, used_again, weights_apart
 from codistill.networks.layers import Conv2d, Normalised
 from codistill.networks.preactivation import PreActivationBlock
 
@@ -75,6 +75,28 @@ def test_values_gradients_and_statistics(
     expected = results(theirs, x.double(), None if shortcut is None else shortcut.double(), towards.double())
     for value, truth in zip(found, expected, strict=True):
         assert torch.dist(value.double(), truth) <= TOLERANCE[dtype] * truth.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_sum_brings_the_moments_of_its_channels(dtype: torch.dtype) -> None:
+    """Which the next normalisation uses instead of its own: the sum as torch rounds it, the moments of that sum."""
+    x, y = (images(16, 24, 8, 8, dtype=dtype, seed=seed, means=5.0) for seed in (2, 3))
+    x.requires_grad_()
+    y.requires_grad_()
+    with own_kernels():
+        total = added(x, y, a_layer(24, None)[0])
+        moments, eps = total.moments
+        out = a_layer(24, nn.ReLU())(total)
+    assert torch.equal(total, x + y)
+    truth = total.detach().double()
+    variance, mean = torch.var_mean(truth, (0, 2, 3), correction=0)
+    for found, expected in zip(moments, (mean, (variance + eps).rsqrt(), variance), strict=True):
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+    with own_kernels():
+        assert torch.equal(out, a_layer(24, nn.ReLU())(total.detach()))
+    (2 * total).sum().backward()
+    assert torch.equal(x.grad, torch.full_like(x, 2))
+    assert torch.equal(y.grad, torch.full_like(y, 2))
 
 
 def test_the_same_bits_every_time() -> None:

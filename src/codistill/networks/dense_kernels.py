@@ -17,117 +17,18 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from codistill.networks.kernels import Apart, weight_gradient
-from codistill.networks.norm_kernels import (
-    STAGES,
-    Shape,
-    affine,
-    is_last,
-    let_through,
-    move,
-    own_channels,
-    own_tile,
-    processors,
-    tickets,
-    tile,
-    totals,
-)
+from codistill.networks.norm_kernels import activate, gradient_sums, input_gradient, own_tile, statistics, tile
+from codistill.networks.normalising import STAGES, Shape, processors, tickets
 
 ALIGNED = 16
 """Channels of what a convolution reads and writes are a multiple of this."""
 PADDING = 1, 1
+RELU = 0.0, None
+"""What its values are kept between."""
 
 
 def aligned(channels: int) -> int:
     return -(-channels // ALIGNED) * ALIGNED
-
-
-@triton.jit
-def write_channels(
-    x, pitch, out, parts, own_tickets, moments, rows, width, total, eps, BM: tl.constexpr, BC: tl.constexpr,
-    STAGES: tl.constexpr,
-):  # fmt: skip
-    """Put ``width`` channels into the feature map of ``total``, and their mean, reciprocal deviation and variance."""
-    channels, there = own_channels(width, BC)
-    shift = tl.load(x + channels, mask=there, other=0.0).to(tl.float32)
-    first, second = tl.zeros((BM, BC), tl.float32), tl.zeros((BM, BC), tl.float32)
-    for start in tl.range(tl.program_id(1) * BM, rows, tl.num_programs(1) * BM, num_stages=STAGES):
-        at, here = tile(start, rows, pitch, channels, there, BM)
-        value = tl.load(x + at, mask=here, other=0.0)
-        at, here = tile(start, rows, total, channels, there, BM)
-        tl.store(out + at, value, mask=here)
-        difference = tl.where(here, value.to(tl.float32) - shift[None, :], 0.0)
-        first += difference
-        second += difference * difference
-    if is_last(parts, own_tickets, tl.sum(first, axis=0), tl.sum(second, axis=0), channels, there, width):
-        first_total, second_total = totals(parts, channels, there, width, BM, BC)
-        shifted = first_total / rows
-        variance = second_total / rows - shifted * shifted
-        variance = tl.where(variance < 0.0, 0.0, variance)
-        tl.store(moments + channels, shifted + shift, mask=there)
-        tl.store(moments + total + channels, tl.rsqrt(variance + eps), mask=there)
-        tl.store(moments + 2 * total + channels, variance, mask=there)
-
-
-@triton.jit
-def activate_channels(
-    x, moments, weight, bias, running_mean, running_var, out, pitch, rows, width, total, momentum, BM: tl.constexpr,
-    BC: tl.constexpr,
-):  # fmt: skip
-    """relu(norm(x)) of the first ``width`` channels, then zeros; and the layer's running statistics."""
-    row, channels = own_tile(pitch, BM, BC)
-    there = channels < width
-    mean, _, scale, offset = affine(moments, weight, bias, channels, there, total)
-    at, here = tile(row, rows, total, channels, there, BM)
-    value = tl.load(x + at, mask=here, other=0.0).to(tl.float32) * scale[None, :] + offset[None, :]
-    at, here = tile(row, rows, pitch, channels, channels < pitch, BM)
-    tl.store(out + at, tl.where(value < 0.0, 0.0, value), mask=here)
-    if row == 0:
-        variance = tl.load(moments + 2 * total + channels, mask=there, other=0.0)
-        move(running_mean + channels, mean, momentum, there)
-        move(running_var + channels, variance * (rows / (rows - 1.0)), momentum, there)
-
-
-@triton.jit
-def channel_gradient_sums(
-    gradient, pitch, x, moments, weight, bias, parts, own_tickets, sums, rows, width, total, BM: tl.constexpr,
-    BC: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """The gradients of a layer's bias and weight."""
-    channels, there = own_channels(width, BC)
-    mean, deviation, scale, offset = affine(moments, weight, bias, channels, there, total)
-    first, second = tl.zeros((BM, BC), tl.float32), tl.zeros((BM, BC), tl.float32)
-    for start in tl.range(tl.program_id(1) * BM, rows, tl.num_programs(1) * BM, num_stages=STAGES):
-        at, here = tile(start, rows, pitch, channels, there, BM)
-        arriving = tl.load(gradient + at, mask=here, other=0.0).to(tl.float32)
-        at, here = tile(start, rows, total, channels, there, BM)
-        value = tl.load(x + at, mask=here, other=0.0).to(tl.float32)
-        arriving = let_through(arriving, value * scale[None, :] + offset[None, :], 0.0, None)
-        first += arriving
-        second += arriving * ((value - mean[None, :]) * deviation[None, :])
-    if is_last(parts, own_tickets, tl.sum(first, axis=0), tl.sum(second, axis=0), channels, there, width):
-        first_total, second_total = totals(parts, channels, there, width, BM, BC)
-        tl.store(sums + channels, first_total, mask=there)
-        tl.store(sums + width + channels, second_total, mask=there)
-
-
-@triton.jit
-def add_channel_gradients(
-    gradient, pitch, x, moments, weight, bias, sums, into, rows, width, total, BM: tl.constexpr, BC: tl.constexpr
-):
-    """Add what comes back through a layer to the gradient of the feature map."""
-    row, channels = own_tile(pitch, BM, BC)
-    there = channels < width
-    mean, deviation, scale, offset = affine(moments, weight, bias, channels, there, total)
-    mean_gradient = tl.load(sums + channels, mask=there, other=0.0) / rows
-    correlation = tl.load(sums + width + channels, mask=there, other=0.0) / rows
-    at, here = tile(row, rows, pitch, channels, there, BM)
-    arriving = tl.load(gradient + at, mask=here, other=0.0).to(tl.float32)
-    at, here = tile(row, rows, total, channels, there, BM)
-    value = tl.load(x + at, mask=here, other=0.0).to(tl.float32)
-    arriving = let_through(arriving, value * scale[None, :] + offset[None, :], 0.0, None)
-    normal = (value - mean[None, :]) * deviation[None, :]
-    leaving = (arriving - mean_gradient[None, :] - normal * correlation[None, :]) * scale[None, :]
-    tl.store(into + at, tl.load(into + at, mask=here, other=0.0).to(tl.float32) + leaving, mask=here)
 
 
 @triton.jit
@@ -191,9 +92,9 @@ class DenseBlock(torch.autograd.Function):
             growth, width = len(kernel), len(scale)
             before = room(x, len(x), aligned(width))
             shape = Shape.of(before)
-            activate_channels[shape.over_tiles()](
-                features, moments, scale, offset, state.running_mean, state.running_var, before, aligned(width),
-                shape.rows, width, total, state.momentum, **shape.cut,
+            activate[shape.over_tiles()](
+                features, total, None, moments, total, scale, offset, state.running_mean, state.running_var,
+                state.momentum, before, aligned(width), shape.rows, width, *RELU, **shape.cut,
             )  # fmt: skip
             wide_kernel = copied(kernel, room(kernel, aligned(growth), aligned(width), x.dtype))
             grown = F.conv2d(before, wide_kernel, None, 1, PADDING).contiguous(memory_format=torch.channels_last)
@@ -222,12 +123,16 @@ class DenseBlock(torch.autograd.Function):
             arriving = arriving.contiguous(memory_format=torch.channels_last)
             shape = Shape.of(arriving)
             parts, sums = moments.new_empty(shape.parts, 2, width), moments.new_empty(2, width)
-            known = arriving, arriving.shape[1], features, moments, scale, offset
-            channel_gradient_sums[shape.over_parts()](
-                *known, parts, tickets.take(into.device, shape.columns), sums, shape.rows, width, total, STAGES=STAGES,
+            known = moments, total, scale, offset
+            gradient_sums[shape.over_parts()](
+                arriving, arriving.shape[1], None, features, total, None, *known, parts,
+                tickets.take(into.device, shape.columns), sums, None, shape.rows, width, *RELU, STAGES=STAGES,
                 **shape.cut,
             )  # fmt: skip
-            add_channel_gradients[shape.over_tiles()](*known, sums, into, shape.rows, width, total, **shape.cut)
+            input_gradient[shape.over_tiles()](
+                arriving, arriving.shape[1], features, total, into, *known, sums, into, shape.rows, width, *RELU,
+                **shape.cut,
+            )  # fmt: skip
             found = [sums[1], sums[0], of_kernel, *found]
         leaving = copied(into, room(into, len(into), len(learned[0])))
         return leaving, None, None, None, *found
@@ -237,9 +142,10 @@ def write(x: Tensor, width: int, features: Tensor, moments: Tensor, first: int, 
     """``width`` channels of ``x`` to the place of the ``first``."""
     shape = Shape(x.numel() // x.shape[1], width, processors(x.device))
     parts = moments.new_empty(shape.parts, 2, width)
-    write_channels[shape.over_parts()](
-        x, x.shape[1], in_rows(features)[first:], parts, tickets.take(x.device, shape.columns),
-        moments.view(-1)[first:], shape.rows, width, features.shape[1], eps, STAGES=STAGES, **shape.cut,
+    total = features.shape[1]
+    statistics[shape.over_parts()](
+        x, x.shape[1], None, in_rows(features)[first:], total, parts, tickets.take(x.device, shape.columns),
+        moments.view(-1)[first:], total, shape.rows, width, eps, STAGES=STAGES, **shape.cut,
     )  # fmt: skip
 
 

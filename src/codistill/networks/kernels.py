@@ -65,18 +65,30 @@ def norm_activate(
     x_BCHW: Tensor, norm: nn.BatchNorm2d, bounds: Bounds, shortcut_BCHW: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """clamp(norm(x) + shortcut), and x itself: who uses it again has both gradients added in the same kernel."""
-    from codistill.networks.norm_kernels import NormActivate
+    from codistill.networks.normalising import NormActivate
 
-    statistics = norm.running_mean, norm.running_var
-    settings = norm.momentum or 0.0, norm.eps, bounds
+    moments, eps = getattr(x_BCHW, "moments", (None, norm.eps))
+    state = norm.running_mean, norm.running_var, norm.momentum or 0.0, norm.eps, bounds
     out: Tensor
     again: Tensor
     x_again: Tensor
     out, again, x_again = NormActivate.apply(  # type: ignore[no-untyped-call]
-        x_BCHW, shortcut_BCHW, norm.weight, norm.bias, *statistics, *settings
+        x_BCHW, moments if eps == norm.eps else None, shortcut_BCHW, norm.weight, norm.bias, *state
     )
     out.again = again  # type: ignore[attr-defined]
     return out, x_again
+
+
+def added(x_BCHW: Tensor, y_BCHW: Tensor, norm: nn.Module) -> Tensor:
+    """x + y, for which a normalisation like this comes next: it finds the moments of the sum with it."""
+    if not isinstance(norm, nn.BatchNorm2d) or x_BCHW.dtype is not y_BCHW.dtype or not fit(x_BCHW, norm):
+        return x_BCHW + y_BCHW
+    from codistill.networks.normalising import Sum
+
+    out: Tensor
+    out, moments = Sum.apply(x_BCHW, y_BCHW, norm.eps)  # type: ignore[no-untyped-call]
+    out.moments = moments, norm.eps  # type: ignore[attr-defined]
+    return out
 
 
 def used_again(x_BCHW: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from codistill.networks.kernels import used_again
+from codistill.networks.kernels import added, used_again
 from codistill.networks.layers import Conv2d, norm_relu
 from codistill.networks.tables import PreActivatedArchitecture, Row, blocks_per_stage, half
 
@@ -23,8 +23,7 @@ class PreActivationBlock(nn.Module):
         activated, shortcut = self.activation.with_input(x_BCHW)
         if self.projection is not None:
             shortcut = self.projection(used_again(activated))
-        residual: Tensor = self.branch(activated) + shortcut
-        return residual
+        return added(self.branch(activated), shortcut, self.activation[0])
 
 
 @dataclass(frozen=True)

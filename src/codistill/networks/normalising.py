@@ -1,0 +1,182 @@
+"""Batch normalisation, addition of a shortcut and activation by kernels of our own.
+
+Torch takes six kernels of each and a compiler three or four; where networks are deep and narrow, their number is the
+time of a step.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from codistill.networks.norm_kernels import activate, gradient_sums, input_gradient, statistics
+
+TILE, WARPS, STAGES = 4096, 4, 3
+"""Numbers that a program has in hand at once, who share them, and how many such loads are under way."""
+FEWEST_CHANNELS, MOST_CHANNELS = 16, 64
+"""Of a tile: enough to fill what memory moves at once, few enough that every processor gets rows."""
+MANY = 10_000_000
+"""From so many numbers on, two programs to a processor add them up; below, the sums of so many would take longer."""
+TICKETS = 1 << 20
+"""So many that none is taken again while it is in use."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a feature map is cut for the kernels."""
+
+    rows: int
+    channels: int
+    processors: int
+
+    @classmethod
+    def of(cls, x_BCHW: Tensor) -> "Shape":
+        channels = x_BCHW.shape[1]
+        return cls(x_BCHW.numel() // channels, channels, processors(x_BCHW.device))
+
+    @property
+    def tile_channels(self) -> int:
+        """A power of two that divides them, where one does."""
+        divisor = self.channels & -self.channels
+        return min(max(divisor, FEWEST_CHANNELS), MOST_CHANNELS)
+
+    @property
+    def tile_rows(self) -> int:
+        return TILE // self.tile_channels
+
+    @property
+    def columns(self) -> int:
+        return math.ceil(self.channels / self.tile_channels)
+
+    @property
+    def parts(self) -> int:
+        tiles = math.ceil(self.rows / self.tile_rows)
+        programs = self.processors * (2 if self.rows * self.channels >= MANY else 1)
+        return min(tiles, max(1, programs // self.columns))
+
+    def over_tiles(self) -> tuple[int]:
+        return (self.columns * math.ceil(self.rows / self.tile_rows),)
+
+    def over_parts(self) -> tuple[int, int]:
+        return self.columns, self.parts
+
+    @property
+    def cut(self) -> dict[str, int]:
+        return {"BM": self.tile_rows, "BC": self.tile_channels, "num_warps": WARPS}
+
+
+@cache
+def processors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+class Tickets:
+    """Counters by which the programs of a launch find out who is last; each launch leaves its own at zero."""
+
+    def __init__(self) -> None:
+        self.rings: dict[torch.device, Tensor] = {}
+        self.taken = 0
+
+    def take(self, device: torch.device, number: int) -> Tensor:
+        if device not in self.rings:
+            self.rings[device] = torch.zeros(TICKETS, dtype=torch.int32, device=device)
+            torch.cuda.synchronize(device)  # other streams must not see it before it is all zeros
+        self.taken = 0 if self.taken + number > TICKETS else self.taken
+        self.taken += number
+        return self.rings[device][self.taken - number : self.taken]
+
+
+tickets = Tickets()
+
+
+def moments_of(x: Tensor, eps: float, *, added: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """Mean, reciprocal deviation and variance of every channel: of x, or of the sum, which is written to ``out``."""
+    shape = Shape.of(x)
+    width = shape.channels
+    parts = x.new_empty(shape.parts, 2, width, dtype=torch.float32)
+    moments = x.new_empty(3, width, dtype=torch.float32)
+    statistics[shape.over_parts()](
+        x, width, added, out, width, parts, tickets.take(x.device, shape.columns), moments, width, shape.rows, width,
+        eps, STAGES=STAGES, **shape.cut,
+    )  # fmt: skip
+    return moments
+
+
+class Sum(torch.autograd.Function):
+    """x + y, and the moments of its channels, which a normalisation wants next."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        out = torch.empty_like(x)
+        moments = moments_of(x, eps, added=y.contiguous(memory_format=torch.channels_last), out=out)
+        ctx.mark_non_differentiable(moments)
+        return out, moments
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None]:
+        return gradient, gradient, None
+
+
+class NormActivate(torch.autograd.Function):
+    """(out, out, x), with out = clamp(batch_norm(x) + shortcut).
+
+    Whoever uses the second where out is used again, or the third where x is, has both gradients added in a kernel that
+    runs anyway. ``moments`` are x's, where they are known.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, moments: Tensor | None, shortcut: Tensor | None, weight: Tensor, bias: Tensor,
+        running_mean: Tensor, running_var: Tensor, momentum: float, eps: float,
+        bounds: tuple[float | None, float | None],
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        shape = Shape.of(x)
+        width = shape.channels
+        if moments is None:
+            moments = moments_of(x, eps)
+        if shortcut is not None:
+            shortcut = shortcut.contiguous(memory_format=torch.channels_last)
+        out = torch.empty_like(x)
+        activate[shape.over_tiles()](
+            x, width, shortcut, moments, width, weight, bias, running_mean, running_var, momentum, out, width,
+            shape.rows, width, *bounds, **shape.cut,
+        )  # fmt: skip
+        ctx.save_for_backward(x, out if shortcut is not None else None, moments, weight, bias)
+        ctx.bounds = bounds
+        ctx.set_materialize_grads(False)
+        return out, out.detach(), x
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, gradient: Tensor | None, another: Tensor | None, beside: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        x, out, moments, weight, bias = ctx.saved_tensors
+        shape = Shape.of(x)
+        width = shape.channels
+        gradient, another, beside = (_channels_last(one) for one in (gradient, another, beside))
+        if gradient is None:
+            gradient, another = another, None
+        passed = None if out is None and another is None else torch.empty_like(x)
+        parts, sums = moments.new_empty(shape.parts, 2, width), moments.new_empty(2, width)
+        known, bounds = (moments, width, weight, bias), ctx.bounds
+        gradient_sums[shape.over_parts()](
+            gradient, width, another, x, width, out, *known, parts, tickets.take(x.device, shape.columns), sums, passed,
+            shape.rows, width, *bounds, STAGES=STAGES, **shape.cut,
+        )  # fmt: skip
+        if passed is not None:
+            gradient, bounds = passed, (None, None)
+        leaving = torch.empty_like(x)
+        input_gradient[shape.over_tiles()](
+            gradient, width, x, width, beside, *known, sums, leaving, shape.rows, width, *bounds, **shape.cut
+        )
+        return leaving, None, None if out is None else passed, sums[1], sums[0], None, None, None, None, None
+
+
+def _channels_last(gradient: Tensor | None) -> Tensor | None:
+    return None if gradient is None else gradient.contiguous(memory_format=torch.channels_last)
