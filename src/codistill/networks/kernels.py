@@ -81,7 +81,7 @@ def norm_activate(
 
 def added(x_BCHW: Tensor, y_BCHW: Tensor, norm: nn.Module) -> Tensor:
     """x + y, for which a normalisation like this comes next: it finds the moments of the sum with it."""
-    if not isinstance(norm, nn.BatchNorm2d) or x_BCHW.dtype is not y_BCHW.dtype or not fit(x_BCHW, norm):
+    if not (isinstance(norm, nn.BatchNorm2d) and fit(x_BCHW, norm) and x_BCHW.dtype is y_BCHW.dtype):
         return x_BCHW + y_BCHW
     from codistill.networks.normalising import Sum
 
