@@ -168,3 +168,34 @@ def test_a_run_that_died_while_it_began_begins_again(left: list[str], tmp_path: 
 
 def test_the_written_recipe_is_plain_yaml(finished: Path) -> None:
     assert yaml.safe_load((finished / "recipe.yaml").read_text())["method"] == "dcm"
+
+
+DEEP = {"networks": {"a": "resnet-18", "b": "resnet-8"}, "method": "dml"}  # of 28×28 resnet-18 leaves one pixel
+
+
+@pytest.mark.parametrize(
+    ("images", "batch_size", "remedy"),
+    [
+        (65, 64, "type batch_size=65"),
+        (31, 3, "type batch_size=4"),
+        (13, 3, "type batch_size=5"),
+        (20, 1, "type batch_size=2"),
+        (1, 64, "give more training images"),
+    ],
+)
+def test_a_batch_of_one_image_is_refused_before_anything_is_written(
+    tmp_path: Path, images: int, batch_size: int, remedy: str
+) -> None:
+    data = {"name": "fashion", "train_limit": images, "test_limit": 10}
+    before = torch.get_rng_state()
+    with pytest.raises(ValueError, match=f"a=resnet-18 cannot normalise one image of 28×28 by itself; .*{remedy}$"):
+        run(tiny_recipe(**DEEP, data=data, batch_size=batch_size, ema=0.0), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_one_image_alone_is_enough_where_pixels_are_left(tmp_path: Path) -> None:
+    recipe = tiny_recipe(data={"name": "fashion", "train_limit": 5, "test_limit": 10}, batch_size=2)
+    before = torch.get_rng_state()
+    assert run(recipe, tmp_path / "run") == 2
+    assert torch.equal(torch.get_rng_state(), before)

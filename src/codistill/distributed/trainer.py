@@ -19,6 +19,7 @@ from codistill.distributed.mesh import Mesh
 from codistill.engine.files import RunError, to_json
 from codistill.engine.folder import RunFolder
 from codistill.engine.logs import log
+from codistill.engine.lone_image import refuse_lone_image
 from codistill.engine.run import Keeper, Run
 from codistill.engine.runtime import prepared
 from codistill.engine.timetable import Position, Timetable
@@ -80,6 +81,7 @@ def _train(
         log.info("%s is finished already", folder.path)
         return
     timetable = Timetable.of(recipe, len(data.train))
+    refuse_lone_image(recipe, data, timetable)
     with prepared(recipe.runtime) as machine:
         assigned = assign(crew, folder, recipe, data, machine, wish)
         layout = assigned.layout

@@ -19,6 +19,7 @@ from codistill.data.load import prepare as prepare_data
 from codistill.engine.evaluate import Metrics, ensemble, evaluate
 from codistill.engine.folder import RunFolder
 from codistill.engine.logs import log
+from codistill.engine.lone_image import refuse_lone_image
 from codistill.engine.optim import set_learning_rate
 from codistill.engine.recovery import Recovery
 from codistill.engine.run import Keeper, Run
@@ -71,6 +72,7 @@ def train(
         return
     data = own(data, recipe) if data else load(seed=recipe.seed, **recipe.data.model_dump())
     timetable = Timetable.of(recipe, len(data.train))
+    refuse_lone_image(recipe, data, timetable)
     with prepared(recipe.runtime) as machine:
         training = prepare_training(recipe, data, machine)
         with Run.open(folder, recipe, data) as run:
