@@ -10,8 +10,9 @@ from codistill.engine.timetable import Timetable
 from codistill.recipes.schema import Recipe
 
 
-def refuse_lone_image(recipe: Recipe, data: ImageData, timetable: Timetable) -> None:
+def refuse_lone_image(recipe: Recipe, data: ImageData) -> None:
     """Say before the first step what would end the training at the end of its first epoch, and every time again."""
+    timetable = Timetable.of(recipe, len(data.train))
     if timetable.smallest_batch > 1:
         return
     height, width = AugmentSettings(**recipe.augment.model_dump()).cropped(data.image_size)

@@ -70,7 +70,8 @@ def _switch_problems(recipe: "Recipe") -> Iterator[Contradiction]:
     if all_every % every:
         message = f"{all_every} is no multiple of evaluation.every_epochs={every}"
         yield Contradiction(("evaluation", "all_every_epochs"), message, frozenset({"evaluation"}))
-    if recipe.checkpoints.best and not recipe.data.validation:
+    # A folder may have a validation set of its own, which only shows once it is read.
+    if recipe.checkpoints.best and not recipe.data.validation and recipe.data.name != "folder":
         message = "needs data.validation above 0: chosen by test images, the best would look better than it is"
         yield Contradiction(("checkpoints", "best"), message, frozenset({"checkpoints", "data"}))
     if recipe.runtime.activation_checkpointing and recipe.runtime.compile:

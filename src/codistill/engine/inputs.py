@@ -1,0 +1,31 @@
+"""The images that a training begins with, and what of them only shows once they are read."""
+
+from codistill.data.images import ImageData
+from codistill.data.load import load, prepare
+from codistill.engine.lone_image import refuse_lone_image
+from codistill.recipes.schema import Recipe
+
+
+def images_for(recipe: Recipe, given: ImageData | None) -> ImageData:
+    """Those that the recipe names, or somebody's own, refused where the recipe cannot be trained on them."""
+    data = own(given, recipe) if given else load(seed=recipe.seed, **recipe.data.model_dump())
+    if recipe.checkpoints.best and data.validation is None:
+        raise ValueError(
+            f"checkpoints.best=true needs a validation set, and {data.name} has none of its own (val/ beside test/); "
+            "type data.validation=0.1 to hold out a tenth of the training set"
+        )
+    refuse_lone_image(recipe, data)
+    return data
+
+
+def own(data: ImageData, recipe: Recipe) -> ImageData:
+    """Somebody's own images, prepared as the recipe says."""
+    settings = recipe.data
+    return prepare(
+        data,
+        seed=recipe.seed,
+        wrong_labels=settings.wrong_labels,
+        validation=settings.validation,
+        train_limit=settings.train_limit,
+        test_limit=settings.test_limit,
+    )
