@@ -102,12 +102,29 @@ def test_what_a_killed_process_left_unfinished_is_gone_in_the_end(tmp_path: Path
     assert not list((tmp_path / "run").rglob(".tmp-*"))
 
 
-def test_own_images_are_prepared_as_the_recipe_says_and_cannot_change(tmp_path: Path) -> None:
-    def images(seed: int) -> ImageData:
-        drawn = torch.randint(256, (80, 1, 28, 28), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
-        items = [(image, number % 10) for number, image in enumerate(drawn)]
-        return from_datasets(items, items[:20], classes=10)
+def images(seed: int) -> ImageData:
+    drawn = torch.randint(256, (80, 1, 28, 28), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+    items = [(image, number % 10) for number, image in enumerate(drawn)]
+    return from_datasets(items, items[:20], classes=10)
 
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"name": "fashion", "image_size": 14}, "own: its images are 28×28, .* or type data.image_size=null"),
+        ({"name": "folder", "image_size": 32}, "own: its images are 28×28, .* or type data.image_size=28"),
+        ({"name": "folder", "image_size": 28, "resize": "short_side"}, "leave out data.resize=short_side"),
+    ],
+)
+def test_own_images_are_not_resized_and_say_so(tmp_path: Path, settings: dict[str, object], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        next(train(tiny_recipe(data=settings), tmp_path / "run", data=images(0)))
+    assert not (tmp_path / "run").exists()
+    fitting = tiny_recipe(data={"name": "folder", "image_size": 28}, length={"epochs": 1})
+    assert len(list(train(fitting, tmp_path / "run", data=images(0)))) == 1
+
+
+def test_own_images_are_prepared_as_the_recipe_says_and_cannot_change(tmp_path: Path) -> None:
     recipe = tiny_recipe(data={"name": "fashion", "wrong_labels": 0.5})
     for _ in train(recipe, tmp_path / "run", data=images(0), stop=lambda: True):
         pass

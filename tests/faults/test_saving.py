@@ -105,7 +105,9 @@ def test_the_best_may_go_by_a_folders_own_validation_set(tmp_path: Path) -> None
     assert sum(1 for _ in trainer.train(recipe, tmp_path / "run")) == 2
     assert len(listed(tmp_path / "run" / "best")) == 1
     (tmp_path / "pets" / "val").rename(tmp_path / "elsewhere")
-    with pytest.raises(ValueError, match=r"checkpoints\.best=true needs a validation set, .* type data\.validation=0\.1"):
+    with pytest.raises(
+        ValueError, match=r"checkpoints\.best=true needs a validation set, .* type data\.validation=0\.1"
+    ):
         next(trainer.train(recipe, tmp_path / "other"))
     assert not (tmp_path / "other").exists()
 

@@ -19,8 +19,17 @@ def images_for(recipe: Recipe, given: ImageData | None) -> ImageData:
 
 
 def own(data: ImageData, recipe: Recipe) -> ImageData:
-    """Somebody's own images, prepared as the recipe says."""
+    """Somebody's own images, prepared as the recipe says; they are never resized, so they must have its size."""
     settings = recipe.data
+    height, width = data.image_size
+    if settings.image_size and (height, width) != (settings.image_size, settings.image_size):
+        fitting = height if settings.name == "folder" else "null"
+        raise ValueError(
+            f"{data.name}: its images are {height}×{width}, and own images are not resized to the recipe's "
+            f"data.image_size={settings.image_size}; resize them, or type data.image_size={fitting}"
+        )
+    if settings.resize != "stretch":
+        raise ValueError(f"{data.name}: own images are not resized; leave out data.resize={settings.resize}")
     return prepare(
         data,
         seed=recipe.seed,
