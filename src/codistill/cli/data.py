@@ -1,13 +1,13 @@
 """``codistill data``: is it there, what is in it, and is it read fast enough."""
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import typer
 
 from codistill.cli.output import console, two_columns
+from codistill.hardware import available_bytes, cores
 
 MEASURED_STEPS = 10
 
@@ -51,7 +51,7 @@ def bench(
 ) -> None:
     """Measure how fast the folder is decoded, beside what the recipe's training takes; ``images_per_s`` if known."""
     from codistill import recipes
-    from codistill.data.folder import How, cores
+    from codistill.data.folder import How
     from codistill.data.layout import contents
     from codistill.data.pace import advice, decoding_rates, processes
     from codistill.engine.bench import bench as measure
@@ -67,7 +67,7 @@ def bench(
         step = measure(recipe, 3, how.image_size, len(found.class_names), MEASURED_STEPS)
         device, path = step.images_per_s, step.path
     pixel_bytes = found.images * 3 * how.image_size**2
-    lines = advice(rates, device, pixel_bytes, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    lines = advice(rates, device, pixel_bytes, available_bytes())
     if as_json:
         typer.echo(json.dumps({"decoding": rates, "device": device, "path": path, "advice": lines}, indent=2))
         return
