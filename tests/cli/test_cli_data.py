@@ -63,6 +63,14 @@ def test_any_recipe_is_measured_at_any_size(codistill: Codistill, photos: Path, 
     assert json.loads(result.stdout)["device"] == 5
 
 
+def test_a_folder_at_home_is_found(codistill: Codistill, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(photos.absolute().parent))
+    measured = ("--bench", "imagenet/resnet-18-twins", "--images-per-s", 5, "--seconds", 0.1)
+    for more in ((), measured):
+        result = codistill("data", "folder", "--folder", "~/photos", *more)
+        assert result.exit_code == 0, result.stderr
+
+
 def test_a_size_that_is_missing_or_too_small_says_what_to_type(codistill: Codistill, photos: Path) -> None:
     bench = ("data", "folder", "--folder", photos, "--images-per-s", 5, "--bench")
     missing = codistill(*bench, "cifar100/wrn-28-4-twins")

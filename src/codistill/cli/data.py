@@ -57,7 +57,7 @@ def bench(
     from codistill.engine.bench import bench as measure
 
     recipe = recipes.resolve(source, ["data.name=folder", f"data.folder={json.dumps(str(folder))}", *changes])
-    found = contents(folder)
+    found = contents(folder.expanduser())
     assert recipe.data.image_size is not None
     how = How(recipe.data.image_size, recipe.data.resize)
     counts = [count for count in (1, 2, 4, 8, 16, 32, 64, 128) if count < cores()] + [cores()]
