@@ -14,12 +14,35 @@ def facts(text: str) -> dict[str, str]:
     return dict(line.rstrip().split("  ", maxsplit=1) for line in text.splitlines())
 
 
+@pytest.fixture
+def photos(codistill: Codistill) -> Path:
+    for split in ("train", "test"):
+        for colour in ("red", "blue"):
+            folder = Path("photos", split, colour)
+            folder.mkdir(parents=True)
+            Image.new("RGB", (9, 9), colour).save(folder / "one.png")
+    return Path("photos")
+
+
 def test_the_embedded_data(codistill: Codistill) -> None:
     seen = {key: value.strip() for key, value in facts(codistill("data", "fashion").stdout).items()}
     assert seen["where"] == "inside the package"
     assert [seen["train images"], seen["test images"], seen["shape"]] == ["6,000", "2,000", "1 × 28 × 28"]
     assert seen["classes"].startswith("10: t-shirt, trouser, ")
     assert (seen["mean"], seen["std"]) == ("0.2860", "0.3530")
+
+
+def test_json_has_numbers_and_lists(codistill: Codistill, photos: Path) -> None:
+    seen = json.loads(codistill("data", "fashion", "--json").stdout)
+    assert (seen["data_set"], seen["where"]) == ("fashion", "inside the package")
+    assert (seen["images"], seen["shape"]) == ({"train": 6_000, "test": 2_000}, [1, 28, 28])
+    assert (len(seen["classes"]), seen["classes"][:2]) == (10, ["t-shirt", "trouser"])
+    assert seen["mean"] + seen["std"] == pytest.approx([0.2860, 0.3530], abs=5e-5)
+    assert (seen["streamed"], seen["skipped"]) == (False, [])
+    (photos / "train" / "red" / "two, three.png").write_bytes(b"not an image")
+    odd = json.loads(codistill("data", "folder", "--folder", photos, "--json").stdout)
+    assert [skipped["file"] for skipped in odd["skipped"]] == ["train/red/two, three.png"]
+    assert (odd["images"]["train"], odd["shape"]) == (2, [3, 32, 32])
 
 
 def test_data_that_are_not_there_say_how_to_get_them(codistill: Codistill) -> None:
@@ -36,16 +59,6 @@ def test_download_is_asked_for_the_folder_that_was_named(codistill: Codistill, m
     assert asked == []
     codistill("data", "cifar10", "--folder", "there", "--download")
     assert asked == [("cifar10", Path("there"))]
-
-
-@pytest.fixture
-def photos(codistill: Codistill) -> Path:
-    for split in ("train", "test"):
-        for colour in ("red", "blue"):
-            folder = Path("photos", split, colour)
-            folder.mkdir(parents=True)
-            Image.new("RGB", (9, 9), colour).save(folder / "one.png")
-    return Path("photos")
 
 
 @pytest.mark.parametrize(
