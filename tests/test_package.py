@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "codistill"
 
 # Each part with what it may import besides itself and the leaves; arrows point one way.
-LEAVES = {"wording", "randomness"}
+LEAVES = {"wording", "randomness", "hardware"}
 NETWORKS, TRANSFER, DATA = {"networks"}, {"transfer"}, {"data"}
 COHORT = {"cohort"} | NETWORKS | TRANSFER
 RECIPES = {"recipes"} | NETWORKS | TRANSFER
@@ -25,6 +25,7 @@ DISTRIBUTED = {"distributed"} | ENGINE
 ALLOWED = {
     "wording": set(),
     "randomness": set(),
+    "hardware": set(),
     "networks": NETWORKS,
     "transfer": TRANSFER,
     "data": DATA,

@@ -1,5 +1,6 @@
 """Whether data are there, and what is in them."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,35 @@ def facts(text: str) -> dict[str, str]:
     return dict(line.rstrip().split("  ", maxsplit=1) for line in text.splitlines())
 
 
+@pytest.fixture
+def photos(codistill: Codistill) -> Path:
+    for split in ("train", "test"):
+        for colour in ("red", "blue"):
+            folder = Path("photos", split, colour)
+            folder.mkdir(parents=True)
+            Image.new("RGB", (9, 9), colour).save(folder / "one.png")
+    return Path("photos")
+
+
 def test_the_embedded_data(codistill: Codistill) -> None:
     seen = {key: value.strip() for key, value in facts(codistill("data", "fashion").stdout).items()}
     assert seen["where"] == "inside the package"
     assert [seen["train images"], seen["test images"], seen["shape"]] == ["6,000", "2,000", "1 × 28 × 28"]
     assert seen["classes"].startswith("10: t-shirt, trouser, ")
     assert (seen["mean"], seen["std"]) == ("0.2860", "0.3530")
+
+
+def test_json_has_numbers_and_lists(codistill: Codistill, photos: Path) -> None:
+    seen = json.loads(codistill("data", "fashion", "--json").stdout)
+    assert (seen["data_set"], seen["where"]) == ("fashion", "inside the package")
+    assert (seen["images"], seen["shape"]) == ({"train": 6_000, "test": 2_000}, [1, 28, 28])
+    assert (len(seen["classes"]), seen["classes"][:2]) == (10, ["t-shirt", "trouser"])
+    assert seen["mean"] + seen["std"] == pytest.approx([0.2860, 0.3530], abs=5e-5)
+    assert (seen["streamed"], seen["skipped"]) == (False, [])
+    (photos / "train" / "red" / "two, three.png").write_bytes(b"not an image")
+    odd = json.loads(codistill("data", "folder", "--folder", photos, "--json").stdout)
+    assert [skipped["file"] for skipped in odd["skipped"]] == ["train/red/two, three.png"]
+    assert (odd["images"]["train"], odd["shape"]) == (2, [3, 32, 32])
 
 
 def test_data_that_are_not_there_say_how_to_get_them(codistill: Codistill) -> None:
@@ -37,12 +61,43 @@ def test_download_is_asked_for_the_folder_that_was_named(codistill: Codistill, m
     assert asked == [("cifar10", Path("there"))]
 
 
-def test_a_folder_of_images_with_an_unreadable_one(codistill: Codistill) -> None:
-    for split in ("train", "test"):
-        for colour in ("red", "blue"):
-            folder = Path("photos", split, colour)
-            folder.mkdir(parents=True)
-            Image.new("RGB", (9, 9), colour).save(folder / "one.png")
+@pytest.mark.parametrize(
+    ("recipe", "more"),
+    [
+        ("cifar100/wrn-28-4-twins", ["--image-size", "8"]),
+        ("cifar100/wrn-28-4-twins", ["data.image_size=8"]),
+        ("imagenet/resnet-18-twins", ["--image-size", "8", "augment.crop=null"]),
+    ],
+)
+def test_any_recipe_is_measured_at_any_size(codistill: Codistill, photos: Path, recipe: str, more: list[str]) -> None:
+    known = ["--bench", recipe, "--images-per-s", 5, "--seconds", 0.1, "--json"]
+    result = codistill("data", "folder", "--folder", photos, *known, *more)
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["device"] == 5
+
+
+def test_a_folder_at_home_is_found(codistill: Codistill, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(photos.absolute().parent))
+    measured = ("--bench", "imagenet/resnet-18-twins", "--images-per-s", 5, "--seconds", 0.1)
+    for more in ((), measured):
+        result = codistill("data", "folder", "--folder", "~/photos", *more)
+        assert result.exit_code == 0, result.stderr
+
+
+def test_a_size_that_is_missing_or_too_small_says_what_to_type(codistill: Codistill, photos: Path) -> None:
+    bench = ("data", "folder", "--folder", photos, "--images-per-s", 5, "--bench")
+    missing = codistill(*bench, "cifar100/wrn-28-4-twins")
+    assert missing.exit_code == 2
+    assert "data.image_size: missing; " in missing.stderr
+    assert "as in data.image_size=32" in missing.stderr
+    cropped = codistill(*bench, "imagenet/resnet-18-twins", "--image-size", 64)
+    assert "augment.crop: 224 is more than the 64 pixels" in cropped.stderr
+    odd = codistill("data", "folder", "--folder", photos, "data.image_size=8")
+    assert (odd.exit_code, odd.stdout) == (2, "")
+    assert "data.image_size=8 is a change to a recipe; type --bench RECIPE too" in odd.stderr
+
+
+def test_a_folder_of_images_with_an_unreadable_one(codistill: Codistill, photos: Path) -> None:
     Path("photos/train/red/two.png").write_bytes(b"not an image")
     result = codistill("data", "folder", "--folder", "photos", "--image-size", 8)
     assert result.exit_code == 0, result.stderr

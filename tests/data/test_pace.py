@@ -25,8 +25,9 @@ def test_too_few_cores() -> None:
     assert limit == "Decoding is the limit: with 2 processes the device is busy for 20% of the time."
     assert setting == "Set data.workers=2; for a busy device about 10 cores would be needed."
     assert otherwise.startswith("Or store the images smaller")
-    *_, otherwise = advice({1: 100.0}, 1000.0, pixel_bytes=25 * GB, free_bytes=64 * GB)
-    assert otherwise == "Or keep all pixels in memory, 25.0 GB: set data.resident=true."
+    for free in (64 * GB, None):
+        *_, otherwise = advice({1: 100.0}, 1000.0, pixel_bytes=25 * GB, free_bytes=free)
+        assert otherwise == "Or keep all pixels in memory, 25.0 GB: set data.resident=true."
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,9 @@
 """What one look at all images finds, how long it is remembered, and what happens where it cannot be."""
 
+import errno
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ import safetensors.torch
 import torch
 from pictures import write_folder
 
+from codistill.data import decoding
 from codistill.data import survey as module
 from codistill.data.images import ImageData
 from codistill.data.load import load
@@ -22,13 +25,13 @@ def photos(tmp_path: Path, cache: Path) -> Path:
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The sets that were looked at, one entry for each time."""
+    """The sets that were looked at, one entry for each time; how many images, where it was not all of them."""
     seen: list[str] = []
     original = module._look
 
-    def look(listing: module.Listing, decoders: module.Decoders) -> module.Survey:
-        seen.append(listing.split)
-        return original(listing, decoders)
+    def look(listing: module.Listing, decoders: module.Decoders, which: Sequence[int], found: module.Survey) -> None:
+        seen.append(listing.split if len(which) == len(listing) else f"{len(which)} of {listing.split}")
+        original(listing, decoders, which, found)
 
     monkeypatch.setattr(module, "_look", look)
     return seen
@@ -62,7 +65,33 @@ def test_images_are_looked_at_once_and_again_when_a_file_or_the_size_changed(pho
     data = read(photos)
     assert [skipped["file"] for skipped in data.report["skipped"]] == [file.relative_to(photos).as_posix()]
     assert read(photos).report == data.report
-    assert looks[7:] == ["test"]
+    assert looks[7:] == ["test", "1 of test"]
+
+
+def test_an_image_that_could_not_be_read_for_a_while_comes_back(
+    photos: Path, cache: Path, looks: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk or a network may have failed: neither the file's name nor its size or time will ever tell."""
+    hidden = [file.as_posix() for file in sorted((photos / "train").glob("*/*.png"))[:2]]
+    original = decoding.read_bytes
+
+    def failing(request: decoding.Request) -> bytes:
+        if str(request.file) in hidden:
+            raise OSError(errno.EIO, "Input/output error")
+        return original(request)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(decoding, "read_bytes", failing)
+        first = read(photos, workers=0)
+    assert [skipped["why"] for skipped in first.report["skipped"]] == ["Input/output error"] * 2
+    healed, again = read(photos), read(photos)
+    assert healed.report["skipped"] == []
+    assert healed.report == again.report
+    assert looks == ["train", "test", "2 of train"]
+    for file in cache.iterdir():
+        file.unlink()
+    fresh = read(photos)
+    assert (fresh.report, fresh.mean, fresh.std) == (again.report, again.mean, again.std)
 
 
 @pytest.mark.parametrize(
@@ -75,6 +104,13 @@ def test_images_are_looked_at_once_and_again_when_a_file_or_the_size_changed(pho
             {"sha256": torch.zeros(3, 32), "sums": torch.zeros(3), "squares": torch.zeros(3)}, {"unreadable": "{}"}
         ),
         safetensors.torch.save({"sha256": torch.zeros(20, 32)}, {"unreadable": "[]"}),
+        *(
+            safetensors.torch.save(
+                {"sha256": torch.zeros(20, 32), "sums": torch.zeros(3), "squares": torch.zeros(3)},
+                {"unreadable": f'{{"{index}": "why"}}'},
+            )
+            for index in (20, -1)
+        ),
     ],
 )
 def test_a_damaged_memory_counts_as_none(photos: Path, cache: Path, looks: list[str], content: bytes) -> None:
@@ -98,12 +134,21 @@ def test_where_nothing_can_be_remembered_a_warning_says_so(
     assert "looks at all images again" in caplog.text
 
 
+def test_a_full_disk_leaves_nothing_behind(photos: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Path, target: Path) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    assert len(read(photos).train) == 20
+    assert list(cache.iterdir()) == []
+
+
 def test_a_long_look_says_how_far_it_is(
     photos: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "REPORT_EVERY_S", 0.0)
     with caplog.at_level(logging.INFO):
         read(photos)
-    assert "looking at 20 images, once" in caplog.text
+    assert "looking at 20 of 20 images" in caplog.text
     assert "7 of 20 images seen" in caplog.text
     assert "10 images seen in" in caplog.text

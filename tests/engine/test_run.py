@@ -77,6 +77,14 @@ def test_a_run_that_learned_nothing_may_begin_otherwise(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize("name", ["locksmith.txt", "lock.bak", "locks"])
+def test_a_name_that_only_begins_like_ours_is_not_ours(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(RunError, match="holds files that are not a run's"):
+        run(tiny_recipe(), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="is a file; choose a folder"):
@@ -102,12 +110,29 @@ def test_what_a_killed_process_left_unfinished_is_gone_in_the_end(tmp_path: Path
     assert not list((tmp_path / "run").rglob(".tmp-*"))
 
 
-def test_own_images_are_prepared_as_the_recipe_says_and_cannot_change(tmp_path: Path) -> None:
-    def images(seed: int) -> ImageData:
-        drawn = torch.randint(256, (80, 1, 28, 28), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
-        items = [(image, number % 10) for number, image in enumerate(drawn)]
-        return from_datasets(items, items[:20], classes=10)
+def images(seed: int) -> ImageData:
+    drawn = torch.randint(256, (80, 1, 28, 28), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+    items = [(image, number % 10) for number, image in enumerate(drawn)]
+    return from_datasets(items, items[:20], classes=10)
 
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"name": "fashion", "image_size": 14}, "own: its images are 28×28, .* or type data.image_size=null"),
+        ({"name": "folder", "image_size": 32}, "own: its images are 28×28, .* or type data.image_size=28"),
+        ({"name": "folder", "image_size": 28, "resize": "short_side"}, "leave out data.resize=short_side"),
+    ],
+)
+def test_own_images_are_not_resized_and_say_so(tmp_path: Path, settings: dict[str, object], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        next(train(tiny_recipe(data=settings), tmp_path / "run", data=images(0)))
+    assert not (tmp_path / "run").exists()
+    fitting = tiny_recipe(data={"name": "folder", "image_size": 28}, length={"epochs": 1})
+    assert len(list(train(fitting, tmp_path / "run", data=images(0)))) == 1
+
+
+def test_own_images_are_prepared_as_the_recipe_says_and_cannot_change(tmp_path: Path) -> None:
     recipe = tiny_recipe(data={"name": "fashion", "wrong_labels": 0.5})
     for _ in train(recipe, tmp_path / "run", data=images(0), stop=lambda: True):
         pass
@@ -168,3 +193,34 @@ def test_a_run_that_died_while_it_began_begins_again(left: list[str], tmp_path: 
 
 def test_the_written_recipe_is_plain_yaml(finished: Path) -> None:
     assert yaml.safe_load((finished / "recipe.yaml").read_text())["method"] == "dcm"
+
+
+DEEP = {"networks": {"a": "resnet-18", "b": "resnet-8"}, "method": "dml"}  # of 28×28 resnet-18 leaves one pixel
+
+
+@pytest.mark.parametrize(
+    ("images", "batch_size", "remedy"),
+    [
+        (65, 64, "type batch_size=65"),
+        (31, 3, "type batch_size=4"),
+        (13, 3, "type batch_size=5"),
+        (20, 1, "type batch_size=2"),
+        (1, 64, "give more training images"),
+    ],
+)
+def test_a_batch_of_one_image_is_refused_before_anything_is_written(
+    tmp_path: Path, images: int, batch_size: int, remedy: str
+) -> None:
+    data = {"name": "fashion", "train_limit": images, "test_limit": 10}
+    before = torch.get_rng_state()
+    with pytest.raises(ValueError, match=f"a=resnet-18 cannot normalise one image of 28×28 by itself; .*{remedy}$"):
+        run(tiny_recipe(**DEEP, data=data, batch_size=batch_size, ema=0.0), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_one_image_alone_is_enough_where_pixels_are_left(tmp_path: Path) -> None:
+    recipe = tiny_recipe(data={"name": "fashion", "train_limit": 5, "test_limit": 10}, batch_size=2)
+    before = torch.get_rng_state()
+    assert run(recipe, tmp_path / "run") == 2
+    assert torch.equal(torch.get_rng_state(), before)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,17 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny_runs import train
 
+from codistill.data import embedded
+from codistill.engine import trainer
 from codistill.engine.checkpoint import Store
 from codistill.export.exporting import export
 from codistill.export.formats import FORMATS
 from codistill.export.plain import take_out
 from codistill.export.proofs import prove
 from codistill.recipes.schema import Length
+from codistill.report.entries import overview
+from codistill.report.page import live
+from codistill.report.sources import find
 from tiny import tiny_recipe
 
 
@@ -146,6 +152,22 @@ def test_crops_are_part_of_the_input(tmp_path: Path) -> None:
     how = json.loads((tmp_path / "out" / "preprocessing.json").read_text())
     assert (how["resize"], how["centre_crop"]) == ([28, 28], [24, 24])
     assert exported.shipped.input_shape == (1, 24, 24)
+
+
+def test_own_data_keep_their_name(tmp_path: Path) -> None:
+    """In the card and in the report, though the recipe names others."""
+    data = replace(embedded.read(), name="pets")
+    for _ in trainer.train(tiny_recipe(length=Length(epochs=1).model_dump()), tmp_path / "run", data=data):
+        pass
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["data"]["name"] == "pets"
+    export(tmp_path / "run", "a", "safetensors", tmp_path / "out")
+    card = (tmp_path / "out" / "MODEL_CARD.md").read_text(encoding="utf-8")
+    assert card.splitlines()[0].endswith("for `pets`")
+    assert "`pets`: 70 training and 50 test images" in card
+    assert "fashion" not in card
+    seen = overview(find([tmp_path / "run"]))
+    assert seen.study.rows[0].group == "pets, 50 images"
+    assert live(seen).subtitle == "run; seed 3; pets"
 
 
 def test_an_interrupted_run_needs_its_data(interrupted: Path, monkeypatch: pytest.MonkeyPatch) -> None:

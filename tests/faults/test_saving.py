@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from checkpoints import assert_is, content, listed
 from codistill.engine import trainer
@@ -90,6 +91,25 @@ def test_the_best_by_validation_error_is_kept(tmp_path: Path) -> None:
     assert saved.state["position"] == {"epoch": lowest, "step": 0}
     assert len(listed(tmp_path / "run" / "best")) == 1
     assert torch.is_tensor(saved.tensors["tally/sums"])
+
+
+def test_the_best_may_go_by_a_folders_own_validation_set(tmp_path: Path) -> None:
+    for split in ("train", "test", "val"):
+        for number, animal in enumerate(("cat", "dog")):
+            for copy in range(2):
+                file = tmp_path / "pets" / split / animal / f"{copy}.png"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                Image.new("RGB", (16, 16), (100 * number, 50 * copy, 200)).save(file)
+    data = {"name": "folder", "folder": str(tmp_path / "pets"), "image_size": 16}
+    recipe = tiny_recipe(data=data, checkpoints={"best": True})
+    assert sum(1 for _ in trainer.train(recipe, tmp_path / "run")) == 2
+    assert len(listed(tmp_path / "run" / "best")) == 1
+    (tmp_path / "pets" / "val").rename(tmp_path / "elsewhere")
+    with pytest.raises(
+        ValueError, match=r"checkpoints\.best=true needs a validation set, .* type data\.validation=0\.1"
+    ):
+        next(trainer.train(recipe, tmp_path / "other"))
+    assert not (tmp_path / "other").exists()
 
 
 def test_best_needs_a_validation_set() -> None:

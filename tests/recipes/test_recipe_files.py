@@ -180,7 +180,11 @@ BAD = {
     "folder without size": (altered("cifar10", "folder"), "data.image_size: missing; the images of a folder"),
     "crop too large": (
         altered("{name: cifar10}", "{name: folder, image_size: 32}") + "augment: {crop: 64}\n",
-        "line 14: augment.crop: 64 is more than data.image_size=32",
+        "line 14: augment.crop: 64 is more than the 32 pixels of an image",
+    ),
+    "crop that only padding has": (
+        WHOLE + "augment: {pad: 4, crop: 33}\n",
+        "line 14: augment.crop: 33 is more than the 32 pixels of an image",
     ),
     "milestones that fall": (
         altered("{kind: constant}", "{kind: steps, milestones: [0.5, 0.2]}"),

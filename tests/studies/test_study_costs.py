@@ -57,7 +57,7 @@ def test_what_the_networks_see() -> None:
     assert full / half == pytest.approx(4, rel=1e-3)
 
 
-def test_a_folder_of_images_is_counted_where_it_is_there(tmp_path: Path) -> None:
+def test_a_folder_of_images_is_counted_where_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sizes(recipes.get("imagenet/resnet-18-twins")) is None
     absent = recipes.get("imagenet/resnet-18-twins", [f"data.folder={tmp_path}"])
     assert training_flops(absent) is None
@@ -70,6 +70,9 @@ def test_a_folder_of_images_is_counted_where_it_is_there(tmp_path: Path) -> None
     recipe = recipes.get("imagenet/resnet-18-twins", [f"data.folder={images}", "length.epochs=7"])
     assert sizes(recipe) == Sizes(5, 2, (3, 224, 224))
     assert training_flops(recipe) == image_flops(recipe, Sizes(5, 2, (3, 224, 224))) * 5 * 7
+    monkeypatch.setenv("HOME", str(tmp_path))
+    at_home = recipes.get("imagenet/resnet-18-twins", ["data.folder=~/images"])
+    assert sizes(at_home) == Sizes(5, 2, (3, 224, 224))
 
 
 def test_the_pace_of_a_step_is_measured_and_torch_left_as_it_was() -> None:

@@ -194,14 +194,26 @@ def data(
             metavar="NAME", help="A name that `codistill list data` shows.", autocompletion=complete("data")
         ),
     ],
+    changes: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="KEY=VALUE",
+            show_default=False,
+            help="With --bench: changes to the recipe, as in batch_size=64.",
+            default_factory=list,
+        ),
+    ],
     folder: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Where it lies; $CODISTILL_DATA or the user's cache if not given."),
     ] = None,
     download: Annotated[bool, typer.Option("--download", help="Fetch it from its authors if it is not there.")] = False,
     image_size: Annotated[
-        int, typer.Option(min=1, metavar="N", help="For `folder`: the side that images are resized to.")
-    ] = 32,
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="For `folder`: the side that images are resized to; 32, or the --bench recipe's."
+        ),
+    ] = None,
     bench: Annotated[
         str | None,
         typer.Option(metavar="RECIPE", help="For `folder`: measure whether it is read as fast as this trains."),
@@ -215,12 +227,15 @@ def data(
     """Say whether a data set is there, what is in it, and how fast."""
     from codistill.cli import data
 
+    if bench is None and changes:
+        raise ValueError(f"{changes[0]} is a change to a recipe; type --bench RECIPE too, or leave it out")
     if bench is None:
-        data.describe(name, folder, download=download, image_size=image_size, as_json=as_json)
+        data.describe(name, folder, download=download, image_size=image_size or 32, as_json=as_json)
     elif name != "folder" or folder is None:
         raise ValueError("--bench is for a folder of images; type codistill data folder --folder DIR --bench RECIPE")
     else:
-        data.bench(folder, bench, [], seconds=seconds, images_per_s=images_per_s, as_json=as_json)
+        size = [f"data.image_size={image_size}"] if image_size else []
+        data.bench(folder, bench, [*size, *changes], seconds=seconds, images_per_s=images_per_s, as_json=as_json)
 
 
 @app.command()

@@ -1,13 +1,14 @@
 """``codistill data``: is it there, what is in it, and is it read fast enough."""
 
 import json
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from codistill.cli.output import console, two_columns
+from codistill.hardware import available_bytes, cores
 
 MEASURED_STEPS = 10
 
@@ -26,24 +27,37 @@ def describe(name: str, folder: Path | None, *, download: bool, image_size: int,
     else:
         data = load(name, folder=folder)
     where = {"fashion": "inside the package", "folder": str(folder)}.get(name) or str(data_folder(folder))
-    height, width = data.image_size
-    rows = {
-        "data set": name,
+    facts = {
+        "data_set": name,
         "where": where,
-        **{f"{split} images": f"{len(images):,}" for split, images in data.splits.items()},
-        "shape": f"{data.channels} × {height} × {width}",
-        "pixels": "in memory" if isinstance(data.train, Images) else "streamed from the disk",
-        "classes": f"{data.num_classes}: {', '.join(data.class_names)}",
-        "mean": ", ".join(f"{value:.4f}" for value in data.mean),
-        "std": ", ".join(f"{value:.4f}" for value in data.std),
+        "images": {split: len(images) for split, images in data.splits.items()},
+        "shape": [data.channels, *data.image_size],
+        "streamed": not isinstance(data.train, Images),
+        "classes": list(data.class_names),
+        "mean": list(data.mean),
+        "std": list(data.std),
+        "skipped": data.report.get("skipped", []),
     }
-    skipped = data.report.get("skipped") or []
-    if skipped:
-        rows["unreadable"] = f"{len(skipped)} images, the first {skipped[0]['file']}: {skipped[0]['why']}"
     if as_json:
-        typer.echo(json.dumps(rows, indent=2))
+        typer.echo(json.dumps(facts, indent=2))
     else:
-        console().print(two_columns(rows))
+        console().print(two_columns(_in_words(facts)))
+
+
+def _in_words(facts: Mapping[str, Any]) -> dict[str, str]:
+    rows = {
+        "data set": facts["data_set"],
+        "where": facts["where"],
+        **{f"{split} images": f"{count:,}" for split, count in facts["images"].items()},
+        "shape": " × ".join(map(str, facts["shape"])),
+        "pixels": "streamed from the disk" if facts["streamed"] else "in memory",
+        "classes": f"{len(facts['classes'])}: {', '.join(facts['classes'])}",
+        "mean": ", ".join(f"{value:.4f}" for value in facts["mean"]),
+        "std": ", ".join(f"{value:.4f}" for value in facts["std"]),
+    }
+    if skipped := facts["skipped"]:
+        rows["unreadable"] = f"{len(skipped)} images, the first {skipped[0]['file']}: {skipped[0]['why']}"
+    return rows
 
 
 def bench(
@@ -51,13 +65,13 @@ def bench(
 ) -> None:
     """Measure how fast the folder is decoded, beside what the recipe's training takes; ``images_per_s`` if known."""
     from codistill import recipes
-    from codistill.data.folder import How, cores
+    from codistill.data.folder import How
     from codistill.data.layout import contents
     from codistill.data.pace import advice, decoding_rates, processes
     from codistill.engine.bench import bench as measure
 
     recipe = recipes.resolve(source, ["data.name=folder", f"data.folder={json.dumps(str(folder))}", *changes])
-    found = contents(folder)
+    found = contents(folder.expanduser())
     assert recipe.data.image_size is not None
     how = How(recipe.data.image_size, recipe.data.resize)
     counts = [count for count in (1, 2, 4, 8, 16, 32, 64, 128) if count < cores()] + [cores()]
@@ -67,7 +81,7 @@ def bench(
         step = measure(recipe, 3, how.image_size, len(found.class_names), MEASURED_STEPS)
         device, path = step.images_per_s, step.path
     pixel_bytes = found.images * 3 * how.image_size**2
-    lines = advice(rates, device, pixel_bytes, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    lines = advice(rates, device, pixel_bytes, available_bytes())
     if as_json:
         typer.echo(json.dumps({"decoding": rates, "device": device, "path": path, "advice": lines}, indent=2))
         return

@@ -15,6 +15,7 @@ import typer
 
 import codistill
 from codistill.cli.output import console
+from codistill.hardware import cores
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_TORCH = (2, 11)
@@ -76,9 +77,9 @@ def check_torch() -> Iterator[Finding]:
     good = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= OLDEST_TORCH
     advice = "" if good else f"install torch {'.'.join(map(str, OLDEST_TORCH))} or newer"
     yield Finding("torch", "ok" if good else "broken", str(torch.__version__), advice)
-    threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
-    crowded = "set OMP_NUM_THREADS or runtime.threads to no more than the cores" if threads > cores else ""
-    yield Finding("threads", "warning" if crowded else "ok", f"{threads} on {cores} cores", crowded)
+    threads, there = torch.get_num_threads(), cores()
+    crowded = "set OMP_NUM_THREADS or runtime.threads to no more than the cores" if threads > there else ""
+    yield Finding("threads", "warning" if crowded else "ok", f"{threads} on {there} cores", crowded)
 
 
 def check_devices() -> Iterator[Finding]:

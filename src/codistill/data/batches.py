@@ -54,8 +54,13 @@ class AugmentSettings:
             raise ValueError("mixup and cutmix are both on; set one of them to 0")
 
     def cropped(self, image_size: tuple[int, int]) -> tuple[int, int]:
-        """The size of what networks see of images of this size."""
-        return (self.crop, self.crop) if self.crop else image_size
+        """The size of what networks see of images of this size, at test too: so padding must not have to fill it up."""
+        if self.crop is None:
+            return image_size
+        if self.crop > min(image_size):
+            height, width = image_size
+            raise ValueError(f"crop={self.crop} is larger than images of {height}×{width}; lower it")
+        return self.crop, self.crop
 
 
 class Draws(NamedTuple):
@@ -197,8 +202,6 @@ def _crops(
 ) -> Tensor:
     """Top and left of every crop, anywhere in the padded image."""
     places_2 = torch.tensor(image_size) + 2 * pad - torch.tensor(cropped_size) + 1
-    if places_2.min() < 1:
-        raise ValueError(f"crop={cropped_size[0]} is larger than images of {image_size} padded by {pad}; lower it")
     return (torch.rand(num_images, 2, generator=address.generator("crop")) * places_2).long()
 
 

@@ -3,7 +3,6 @@
 Both give the same training, to the bit: the same images are left out, and the same pixels go in.
 """
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from codistill.data.images import ImageData, Images, ImageSet, channel_statistic
 from codistill.data.listing import Contents, Listing
 from codistill.data.photos import OnDisk, Photos
 from codistill.data.survey import survey
+from codistill.hardware import available_bytes, cores
 
 RESIDENT_BYTES = 4 * 2**30  # the same on every machine, so that a run may continue on another
 FEW_BYTES = 2**24  # of image files: decoded here, before other processes would have started
@@ -46,11 +46,6 @@ class How:
         if workers is None:
             workers = cores() if contents.file_bytes > FEW_BYTES else 0
         return Decoders(workers, self.image_size, self.resize, self.timeout_s)
-
-
-def cores() -> int:
-    """Those that this process may use, which in a container are fewer than the machine's."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def read(folder: Path, how: How) -> ImageData:
@@ -145,9 +140,9 @@ def _require_some(listing: Listing, readable: int) -> None:
 
 def _require_memory(needed_bytes: int, root: Path) -> None:
     """Images are kept in memory as raw pixels: refuse what cannot fit before it takes the machine down."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if needed_bytes > free:
+    available = available_bytes()
+    if available is not None and needed_bytes > available:
         raise ValueError(
-            f"{root}: its images need {needed_bytes / 1e9:,.1f} GB of memory, and {free / 1e9:,.1f} GB are free; "
-            "stream them with data.resident=false, or use a smaller image_size or fewer images"
+            f"{root}: its images need {needed_bytes / 1e9:,.1f} GB of memory, and {available / 1e9:,.1f} GB are "
+            "available; stream them with data.resident=false, or use a smaller image_size or fewer images"
         )

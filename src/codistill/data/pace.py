@@ -49,7 +49,7 @@ def processes(count: int) -> str:
     return "1 process" if count == 1 else f"{count} processes"
 
 
-def advice(rates: Mapping[int, float], device: float, pixel_bytes: int, free_bytes: int) -> list[str]:
+def advice(rates: Mapping[int, float], device: float, pixel_bytes: int, free_bytes: int | None) -> list[str]:
     """Which is the limit, decoding or the device, and what to set; ``rates`` by number of processes."""
     best = max(rates, key=lambda workers: rates[workers])
     if rates[best] >= device:
@@ -61,7 +61,7 @@ def advice(rates: Mapping[int, float], device: float, pixel_bytes: int, free_byt
         f"Decoding is the limit: with {processes(best)} the device is busy for {share:.0%} of the time.",
         f"Set data.workers={best}; for a busy device about {needed} cores would be needed.",
     ]
-    if pixel_bytes < free_bytes / 2:
+    if free_bytes is None or pixel_bytes < free_bytes / 2:
         lines.append(f"Or keep all pixels in memory, {pixel_bytes / 1e9:,.1f} GB: set data.resident=true.")
     else:
         lines.append("Or store the images smaller than they are: decoding takes time in proportion to their pixels.")

@@ -1,13 +1,15 @@
 """One look at every image before a training that streams them: which cannot be read, their checksums, mean and std.
 
 So a run knows its images before it begins, as one that has them in memory does: damage found after two days would
-come too late, or change what is trained on. What was found is kept in the cache until a file changes.
+come too late, or change what is trained on. What was found is kept in the cache until a file changes. Images that
+could not be read are looked at again each time: it may have been the disk that failed, or the network.
 """
 
 import json
 import logging
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +40,10 @@ class Survey:
     unreadable: dict[int, str]
     """Why, by index into the listing."""
 
+    @classmethod
+    def blank(cls, count: int) -> "Survey":
+        return cls(torch.zeros(count, 32, dtype=torch.uint8), torch.zeros(3).long(), torch.zeros(3).long(), {})
+
     def statistics(self, image_size: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
         count = (len(self.sha256) - len(self.unreadable)) * image_size**2
         return exact_statistics(count, self.sums.tolist(), self.squares.tolist())
@@ -45,9 +51,12 @@ class Survey:
 
 def survey(listing: Listing, decoders: Decoders) -> Survey:
     file = data_folder() / "surveys" / f"{_key(listing, decoders)}.safetensors"
-    found = _remembered(file, len(listing))
-    if found is None:
-        found = _look(listing, decoders)
+    remembered = _remembered(file, len(listing))
+    found = remembered or Survey.blank(len(listing))
+    unsure: Sequence[int] = sorted(remembered.unreadable) if remembered else range(len(listing))
+    if unsure:
+        _look(listing, decoders, unsure, found)
+    if len(found.unreadable) < len(unsure):
         _remember(file, found)
     return found
 
@@ -56,26 +65,28 @@ def _key(listing: Listing, decoders: Decoders) -> str:
     return f"{FORMAT}-{decoders.image_size}-{decoders.resize}-{listing.fingerprint()}"
 
 
-def _look(listing: Listing, decoders: Decoders) -> Survey:
-    count = len(listing)
-    log.info("%s/%s: looking at %s images, once", listing.root, listing.split, f"{count:,}")
-    found = Survey(torch.zeros(count, 32, dtype=torch.uint8), torch.zeros(3).long(), torch.zeros(3).long(), {})
+def _look(listing: Listing, decoders: Decoders, which: Sequence[int], found: Survey) -> None:
+    """Add what these images are like to what was found so far."""
+    count = len(which)
+    log.info("%s/%s: looking at %s of %s images", listing.root, listing.split, f"{count:,}", f"{len(listing):,}")
     started_at = reported_at = time.monotonic()
-    requests = (listing.request(index, None) for index in range(count))
-    for index, answer in enumerate(decoders.answers(requests, ahead=32 * max(1, decoders.workers))):
+    requests = (listing.request(index, None) for index in which)
+    answers = decoders.answers(requests, ahead=32 * max(1, decoders.workers))
+    for seen, (index, answer) in enumerate(zip(which, answers, strict=True), start=1):
         _note(found, index, answer)
         if time.monotonic() - reported_at > REPORT_EVERY_S:
             reported_at = time.monotonic()
-            pace = (index + 1) / (reported_at - started_at)
-            log.info("%s of %s images seen, %.0f a second", f"{index + 1:,}", f"{count:,}", pace)
+            pace = seen / (reported_at - started_at)
+            log.info("%s of %s images seen, %.0f a second", f"{seen:,}", f"{count:,}", pace)
     log.info("%d images seen in %.0f s, %d unreadable", count, time.monotonic() - started_at, len(found.unreadable))
-    return found
 
 
 def _note(found: Survey, index: int, answer: Answer) -> None:
     if answer.examined is None:
-        found.unreadable[index] = answer.error or "not examined"
+        # The first reason stays: a run that continues compares it with what it noted.
+        found.unreadable.setdefault(index, answer.error or "not examined")
         return
+    found.unreadable.pop(index, None)
     found.sha256[index] = torch.frombuffer(bytearray.fromhex(answer.examined.sha256), dtype=torch.uint8)
     found.sums.add_(torch.tensor(answer.examined.sums))
     found.squares.add_(torch.tensor(answer.examined.squares))
@@ -89,7 +100,11 @@ def _remembered(file: Path, count: int) -> Survey | None:
             sha256, sums, squares = (saved.get_tensor(name) for name in ("sha256", "sums", "squares"))
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    fits = sha256.shape == (count, 32) and sums.shape == squares.shape == (3,)
+    fits = (
+        sha256.shape == (count, 32)
+        and sums.shape == squares.shape == (3,)
+        and all(0 <= index < count for index in unreadable)
+    )
     return Survey(sha256, sums, squares, unreadable) if fits else None
 
 
@@ -98,8 +113,9 @@ def _remember(file: Path, found: Survey) -> None:
     content = safetensors.torch.save(tensors, {"unreadable": json.dumps(found.unreadable)})
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as temporary:
-            temporary.write(content)
-        Path(temporary.name).replace(file)
+        with tempfile.TemporaryDirectory(dir=file.parent) as scratch:
+            whole = Path(scratch) / file.name
+            whole.write_bytes(content)
+            whole.replace(file)
     except OSError as error:
         log.warning("%s cannot be written (%s): the next run looks at all images again", file, error)

@@ -18,6 +18,7 @@ from datetime import timedelta
 from codistill.distributed.joining import LAUNCHER
 from codistill.engine.files import RunError
 from codistill.engine.logs import log
+from codistill.hardware import cores
 
 LOOPBACK = "127.0.0.1"
 WRONG_INPUT = 2
@@ -108,9 +109,8 @@ def meeting_place() -> Iterator[int]:
 
 def place(rank: int, processes: int, port: int) -> dict[str, str]:
     """The environment that torchrun would give. Threads share the cores, unless somebody has said how many."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return {
-        "OMP_NUM_THREADS": str(max(1, cores // processes)),
+        "OMP_NUM_THREADS": str(max(1, cores() // processes)),
         **os.environ,
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),

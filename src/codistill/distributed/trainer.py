@@ -10,7 +10,6 @@ import torch
 
 from codistill import __version__
 from codistill.data.images import ImageData
-from codistill.data.load import load
 from codistill.distributed.costs import assign, keep_costs
 from codistill.distributed.crew import LEADER, Crew, LostPeerError, SilentPeerError
 from codistill.distributed.keeping import FollowingRun, LeadingRun
@@ -18,11 +17,12 @@ from codistill.distributed.layout import Layout, Wish, refuse_misfit
 from codistill.distributed.mesh import Mesh
 from codistill.engine.files import RunError, to_json
 from codistill.engine.folder import RunFolder
+from codistill.engine.inputs import images_for
 from codistill.engine.logs import log
 from codistill.engine.run import Keeper, Run
 from codistill.engine.runtime import prepared
 from codistill.engine.timetable import Position, Timetable
-from codistill.engine.trainer import Progress, ignore, never, own, run_training
+from codistill.engine.trainer import Progress, ignore, never, run_training
 from codistill.engine.training import prepare_training
 from codistill.recipes import difference
 from codistill.recipes.schema import Recipe
@@ -74,7 +74,7 @@ def _train(
     show: Callable[[Progress], None],
 ) -> None:
     refuse_misfit(recipe, crew.size, wish)
-    data = own(data, recipe) if data else load(seed=recipe.seed, **recipe.data.model_dump())
+    data = images_for(recipe, data)
     refuse_disagreement(crew, recipe, data, wish)
     if crew.anybody(crew.leads and folder.is_finished(recipe)):
         log.info("%s is finished already", folder.path)

@@ -10,6 +10,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from codistill.hardware import cores
+
 
 def describe() -> dict[str, Any]:
     """Versions, machine, commit and command line; None for what cannot be found out."""
@@ -20,7 +22,7 @@ def describe() -> dict[str, Any]:
         "numpy": lambda: version("numpy"),
         "platform": platform.platform,
         "cpu": _cpu_name,
-        "cores": _cores,
+        "cores": cores,
         "threads": _threads,
         "accelerators": _accelerators,
         "cuda": _cuda,
@@ -46,11 +48,6 @@ def _cpu_name() -> str:
     cpuinfo = Path("/proc/cpuinfo").read_text(errors="replace")
     names = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     return names[1] if names else platform.processor() or platform.machine()
-
-
-def _cores() -> int | None:
-    """Those this process may use, which in a container are fewer than the machine's."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def _threads() -> int:

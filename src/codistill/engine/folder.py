@@ -95,7 +95,8 @@ class RunFolder:
             raise RunError(f"{self.path} is a file; choose a folder with --out")
         if not self.path.exists() or self.recipe.exists():
             return
-        if any(not path.name.startswith((RunLock.FILE, TEMPORARY)) for path in self.path.iterdir()):
+        names = [path.name for path in self.path.iterdir()]
+        if any(name != RunLock.FILE and not name.startswith(TEMPORARY) for name in names):
             raise RunError(f"{self.path} holds files that are not a run's; choose another --out")
 
     def read_result(self) -> dict[str, Any]:

@@ -52,6 +52,11 @@ class Timetable:
         return math.ceil(self.images / self.batch_size)
 
     @property
+    def smallest_batch(self) -> int:
+        """How many images the last has, which all others have too where it is not short."""
+        return self.images % self.batch_size or self.batch_size
+
+    @property
     def steps(self) -> int:
         return self.epochs * self.steps_per_epoch
 

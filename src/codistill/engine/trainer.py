@@ -14,10 +14,9 @@ from torch import Tensor
 
 from codistill.data.batches import EpochPlan, plan_epoch
 from codistill.data.images import ImageData
-from codistill.data.load import load
-from codistill.data.load import prepare as prepare_data
 from codistill.engine.evaluate import Metrics, ensemble, evaluate
 from codistill.engine.folder import RunFolder
+from codistill.engine.inputs import images_for
 from codistill.engine.logs import log
 from codistill.engine.optim import set_learning_rate
 from codistill.engine.recovery import Recovery
@@ -69,7 +68,7 @@ def train(
     if folder.is_finished(recipe):
         log.info("%s is finished already", out)
         return
-    data = own(data, recipe) if data else load(seed=recipe.seed, **recipe.data.model_dump())
+    data = images_for(recipe, data)
     timetable = Timetable.of(recipe, len(data.train))
     with prepared(recipe.runtime) as machine:
         training = prepare_training(recipe, data, machine)
@@ -122,19 +121,6 @@ def run_training(
                 run.wait()
                 raise
     run.finish(training, step.path)
-
-
-def own(data: ImageData, recipe: Recipe) -> ImageData:
-    """Somebody's own images, prepared as the recipe says."""
-    settings = recipe.data
-    return prepare_data(
-        data,
-        seed=recipe.seed,
-        wrong_labels=settings.wrong_labels,
-        validation=settings.validation,
-        train_limit=settings.train_limit,
-        test_limit=settings.test_limit,
-    )
 
 
 def draw_epoch(training: Training, epoch: int) -> EpochPlan:

@@ -135,7 +135,7 @@ def _from_interrupted(history: History) -> Shipped:
     if data is None:
         raise ValueError(
             f"{run} is not finished, and until then only its data tell how images are normalised, but those of "
-            f"{history.recipe.data.name} are not at hand, or are others now; put them back, or finish with: {command}"
+            f"{history.report['name']} are not at hand, or are others now; put them back, or finish with: {command}"
         )
     identity = Identity.of_data(history.recipe.networks[name], data)
     weights = _below(f"average/{name}." if history.averaged else f"cohort/members.{name}.backbone.", saved.tensors)

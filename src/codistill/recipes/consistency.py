@@ -57,11 +57,10 @@ def _graph_problems(recipe: "Recipe") -> Iterator[Contradiction]:
 
 def _switch_problems(recipe: "Recipe") -> Iterator[Contradiction]:
     """Settings that are sound alone and cannot be had together."""
-    image, crop = recipe.data.image_size, recipe.augment.crop
-    if image and crop and crop > image + 2 * recipe.augment.pad:
-        message = f"{crop} is more than data.image_size={image} with augment.pad={recipe.augment.pad} on both sides"
+    side, crop = recipe.data.side, recipe.augment.crop
+    if crop and crop > side:
+        message = f"{crop} is more than the {side} pixels of an image's side, and at test nothing is padded; lower it"
         yield Contradiction(("augment", "crop"), message, frozenset({"data", "augment"}))
-    side = recipe.data.side
     if recipe.augment.padding == "reflect" and recipe.augment.pad >= side:
         message = f"padding=reflect cannot pad images of {side} pixels by {recipe.augment.pad}"
         yield Contradiction(("augment", "pad"), message, frozenset({"data", "augment"}))
@@ -71,7 +70,8 @@ def _switch_problems(recipe: "Recipe") -> Iterator[Contradiction]:
     if all_every % every:
         message = f"{all_every} is no multiple of evaluation.every_epochs={every}"
         yield Contradiction(("evaluation", "all_every_epochs"), message, frozenset({"evaluation"}))
-    if recipe.checkpoints.best and not recipe.data.validation:
+    # A folder may have a validation set of its own, which only shows once it is read.
+    if recipe.checkpoints.best and not recipe.data.validation and recipe.data.name != "folder":
         message = "needs data.validation above 0: chosen by test images, the best would look better than it is"
         yield Contradiction(("checkpoints", "best"), message, frozenset({"checkpoints", "data"}))
     if recipe.runtime.activation_checkpointing and recipe.runtime.compile:

@@ -173,13 +173,13 @@ def _own_study(firsts: Sequence[SeenRun]) -> Study:
     """A row for each, grouped by what they were tested on, with labels that tell them apart."""
     groups: dict[str, list[SeenRun]] = {}
     for run in firsts:
-        groups.setdefault(_tested_on(run.recipe), []).append(run)
+        groups.setdefault(_tested_on(run), []).append(run)
     labels = {run.place: label for runs in groups.values() for run, label in zip(runs, _labels(runs), strict=True)}
     pairs = [pair for runs in groups.values() for pair in _pairs([labels[run.place] for run in runs])]
     return Study(
         name="comparison" if len(firsts) > 1 else "run",
         title="; ".join(dict.fromkeys(_cohort(run.recipe) for run in firsts)),
-        rows=tuple(Row(_tested_on(run.recipe), labels[run.place], run.recipe, _paper(run.recipe)) for run in firsts),
+        rows=tuple(Row(_tested_on(run), labels[run.place], run.recipe, _paper(run.recipe)) for run in firsts),
         contrasts=tuple(dict.fromkeys((later, earlier) for earlier, later in pairs)),
     )
 
@@ -189,10 +189,10 @@ def _cohort(recipe: Recipe) -> str:
     return " and ".join(f"{count} × {name}" if count > 1 else name for name, count in counts.items())
 
 
-def _tested_on(recipe: Recipe) -> str:
-    data = recipe.data
+def _tested_on(run: SeenRun) -> str:
+    data = run.recipe.data
     size = f" at {data.image_size}×{data.image_size}" if data.image_size else ""
-    return f"{data.name}{size}" + (f", {data.test_limit} images" if data.test_limit else "")
+    return f"{run.data_name}{size}" + (f", {data.test_limit} images" if data.test_limit else "")
 
 
 def _pairs(labels: Sequence[str]) -> Iterable[tuple[str, str]]:

@@ -107,7 +107,7 @@ def _subtitle(seen: Overview) -> str:
     finished = sum(run.finished for run in seen.runs)
     runs = f"{finished} of {len(seen.runs)} runs finished" if len(seen.runs) > 1 else seen.runs[0].name
     seeds = f"seeds {', '.join(map(str, seen.seeds))}" if len(seen.seeds) > 1 else f"seed {seen.seeds[0]}"
-    data = ", ".join(dict.fromkeys(entry.recipe.data.name for entry in seen.entries))
+    data = ", ".join(dict.fromkeys(run.data_name for run in seen.runs))
     return f"{runs}; {seeds}; {data}"
 
 

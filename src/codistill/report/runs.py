@@ -48,6 +48,11 @@ class SeenRun:
         return int(self.records[-1]["epoch"]) if self.records else 0
 
     @property
+    def data_name(self) -> str:
+        """What the images are called, which are not the recipe's where somebody gave their own."""
+        return str(self.data.get("name", self.recipe.data.name))
+
+    @property
     def train_images(self) -> int | None:
         count = value_at(self.data, "sets", "train", "images")
         return None if count is None else int(count)

@@ -35,7 +35,7 @@ MEASURED_FLOPS = 100_000_000_000
 def sizes(recipe: Recipe) -> Sizes | None:
     """As the networks see them, resized and cropped; None for a folder of images that is not there to be counted."""
     data = recipe.data
-    numbers = KNOWN_NUMBERS.get(data.name) or (_counted(Path(data.folder)) if data.folder else None)
+    numbers = KNOWN_NUMBERS.get(data.name) or (_counted(Path(data.folder).expanduser()) if data.folder else None)
     if numbers is None:
         return None
     images, classes, channels = numbers

@@ -1,9 +1,9 @@
 """What a study will cost on this machine, before anything is trained."""
 
-import os
 from dataclasses import dataclass
 from datetime import timedelta
 
+from codistill.hardware import cores
 from codistill.recipes import Recipe
 from codistill.studies.costs import finished_flops_per_s, measured_flops_per_s, sizes, training_flops
 from codistill.studies.crowd import Crowd, FixedCrowd, GrowingCrowd, has_room_on_gpu
@@ -23,8 +23,8 @@ def share_machine(recipe: Recipe, jobs: int | None) -> tuple[Crowd, int | None]:
         raise ValueError(f"--jobs {jobs}: at least one training must run; leave it out to let the machine decide")
     device = _device(recipe)
     if device == "cpu":
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return FixedCrowd(jobs or cores), max(1, cores // (jobs or cores))
+        at_once = jobs or cores()
+        return FixedCrowd(at_once), max(1, cores() // at_once)
     return GrowingCrowd(has_room_on_gpu) if device == "cuda" and jobs is None else FixedCrowd(jobs or 1), None
 
 
