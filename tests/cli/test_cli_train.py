@@ -16,9 +16,9 @@ import torch
 from calling import TINY, Codistill, call
 from safetensors.torch import load_file, save_file
 
-from codistill.cli.signals import SIGNALS, StopRequest
 from codistill.cli.train import default_folder
 from codistill.engine import trainer
+from codistill.engine.signals import SIGNALS, StopRequest
 from codistill.recipes import get
 
 
@@ -125,15 +125,31 @@ def test_sigint_saves_and_the_same_command_finishes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_the_first_signal_asks_and_the_second_interrupts(number: signal.Signals) -> None:
-    before = signal.signal(number, signal.SIG_IGN)
+    before = signal.signal(number, signal.SIG_DFL)
     with StopRequest() as stop:
         assert not stop()
         os.kill(os.getpid(), number)
         assert stop()
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), number)
-    assert signal.signal(number, before) == signal.SIG_IGN  # as it was when the training began
+    assert signal.signal(number, before) == signal.SIG_DFL  # as it was when the training began
     assert len(SIGNALS) == 4
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_what_is_ignored_when_it_starts_stays_ignored(number: signal.Signals) -> None:
+    """As ``nohup`` does with SIGHUP, and a script's ``&`` with SIGINT."""
+    before = signal.signal(number, signal.SIG_IGN)
+    other = next(each for each in SIGNALS if each != number)
+    others_before = signal.signal(other, signal.SIG_DFL)
+    with StopRequest() as stop:
+        os.kill(os.getpid(), number)
+        assert not stop()
+        os.kill(os.getpid(), other)
+        assert stop()
+        os.kill(os.getpid(), number)  # nor is it taken for the second, which would interrupt
+    signal.signal(other, others_before)
+    assert signal.signal(number, before) == signal.SIG_IGN
 
 
 def test_a_second_signal_ends_the_command_with_130(codistill: Codistill, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -251,6 +251,19 @@ def test_a_second_ctrl_c_ends_children_that_do_not_listen(tmp_path: Path) -> Non
     assert not list((tmp_path / "out" / "recipes").glob("outlived-*")), "the child was waited for"
 
 
+def test_a_signal_that_is_ignored_stops_no_study(tmp_path: Path) -> None:
+    def hang_up() -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
+    thread = when(lambda: (tmp_path / "out" / "recipes").exists(), hang_up)
+    studied = Studied(tmp_path / "out")
+    thread.join()
+    assert signal.signal(signal.SIGHUP, before) == signal.SIG_IGN
+    assert studied.code == 0
+    assert len(studied.runs) == 6
+
+
 class ClosedTerminal(io.StringIO):
     """Takes what is written until it is closed; from then on writing fails as on a terminal whose window is gone."""
 

@@ -14,12 +14,12 @@ from rich.console import Console
 from codistill import recipes
 from codistill.cli import train as alone
 from codistill.cli.output import console
-from codistill.cli.signals import StopRequest
 from codistill.cli.train import DONE, STOPPED, ConsoleHandler, conclude, default_folder, display, memory_explained
 from codistill.distributed.joining import LAUNCHER, is_orphaned, was_launched
 from codistill.distributed.layout import Wish, refuse_misfit
 from codistill.engine.folder import RunFolder
 from codistill.engine.logs import logging_to
+from codistill.engine.signals import StopRequest
 from codistill.recipes.schema import Recipe
 from codistill.trackers.following import Followers, check
 

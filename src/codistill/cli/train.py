@@ -14,9 +14,9 @@ from codistill import recipes
 from codistill.cli.displays import Display, Lines, LiveTable
 from codistill.cli.output import console, duration
 from codistill.cli.results import last_epoch, table
-from codistill.cli.signals import StopRequest
 from codistill.engine.folder import RunFolder
 from codistill.engine.logs import logging_to
+from codistill.engine.signals import StopRequest
 from codistill.recipes.schema import Recipe
 from codistill.trackers.following import Followers, check
 

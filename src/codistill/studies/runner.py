@@ -1,6 +1,5 @@
 """Runs a study's trainings in child processes: several at once, each a `codistill train` that can be continued."""
 
-import signal
 import subprocess
 import sys
 import time
@@ -17,7 +16,6 @@ from codistill.studies.crowd import Crowd
 from codistill.studies.progress import Display
 from codistill.studies.runs import Run
 
-ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C, `kill`, and a closed terminal
 STOPPED = 75  # what `codistill train` ends with when it was interrupted and has saved
 POLL_S = 0.2
 TAIL_LINES = 8
@@ -68,14 +66,14 @@ def run_all(
     """Bring every run to its end, as many at a time as the crowd allows; what is finished is left alone, what was begun
     is continued.
 
-    A failed run does not stop the others. Ctrl-C (or SIGTERM) asks the children to save and stop.
+    A failed run does not stop the others. Ctrl-C (or another of ``SIGNALS``) asks the children to save and stop.
     """
     waiting = [run for run in runs if not run.finished]
     children: list[_Child] = []
     outcome = Outcome()
     heard = _Heard()
     try:
-        with handled(ASKING, heard), display:
+        with handled(heard), display:
             while children or (waiting and not outcome.interrupted):
                 if heard.count > outcome.interrupted:
                     _stop(children, display, at_once=outcome.interrupted)
