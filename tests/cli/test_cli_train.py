@@ -211,6 +211,18 @@ def copied(finished: Any, tmp_path: Path) -> Path:
     return folder
 
 
+def test_evaluate_says_what_to_do_about_too_little_memory(
+    finished: Any, codistill: Codistill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("codistill.engine.evaluate.evaluate", no_memory)
+    result = codistill("evaluate", finished.folder)
+    assert result.exit_code == 2
+    assert "set CUDA_VISIBLE_DEVICES= to measure on the CPU" in result.stderr
+
+
 def test_evaluate_notices_other_weights(copied: Path, codistill: Codistill) -> None:
     file = copied / "weights" / "a.safetensors"
     save_file({name: tensor * -1 for name, tensor in load_file(file).items()}, file)

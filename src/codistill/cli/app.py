@@ -1,6 +1,5 @@
 """The commands and what they take. What they do is in the modules beside this one, imported when a command runs."""
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,19 +17,15 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:
-            raise  # whoever read our output has seen enough, as in `codistill list | head -1`
-        except (ValueError, OSError) as error:
-            if os.environ.get("CODISTILL_DEBUG") == "1":
+        except (BrokenPipeError, typer.Exit, typer.Abort):
+            raise  # whoever read our output has seen enough, as in `codistill list | head -1`; or it has been said
+        except (ValueError, OSError, RuntimeError) as error:
+            from codistill.cli.output import in_words, shows_tracebacks
+
+            if shows_tracebacks():
                 raise
-            typer.echo(f"error: {_words(error)}", err=True)
+            typer.echo(f"error: {in_words(error)}", err=True)
             raise typer.Exit(WRONG_INPUT) from None
-
-
-def _words(error: Exception) -> str:
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
-    return str(error) or type(error).__name__
 
 
 app = typer.Typer(

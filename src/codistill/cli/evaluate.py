@@ -8,18 +8,22 @@ import typer
 
 from codistill.cli.output import console
 from codistill.cli.results import Row, table
+from codistill.cli.train import memory_explained
 from codistill.engine.folder import RunFolder
 from codistill.recipes.schema import Recipe
 
 # Another device, or another way to add the same numbers, may tip single images; more is another network.
 TOLERANCES = {"top1_error": 0.1, "top5_error": 0.1, "nll": 0.002, "ece": 0.2}
 
+ON_CPU = "end what else uses it, or set CUDA_VISIBLE_DEVICES= to measure on the CPU"
+
 
 def evaluate(run: Path, *, as_json: bool) -> None:
     folder = RunFolder(run)
     result = folder.read_result()
     recipe = Recipe.check(result["recipe"], source=str(folder.result))
-    measured = measure(run, recipe, result)
+    with memory_explained(ON_CPU):
+        measured = measure(run, recipe, result)
     odd = differences(measured, result)
     if as_json:
         from codistill.engine.files import to_json

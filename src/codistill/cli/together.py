@@ -13,8 +13,17 @@ from rich.console import Console
 
 from codistill import recipes
 from codistill.cli import train as alone
-from codistill.cli.output import console
-from codistill.cli.train import DONE, STOPPED, ConsoleHandler, conclude, default_folder, display, memory_explained
+from codistill.cli.output import console, in_words, shows_tracebacks
+from codistill.cli.train import (
+    DONE,
+    STOPPED,
+    ConsoleHandler,
+    conclude,
+    default_folder,
+    display,
+    memory_explained,
+    smaller,
+)
 from codistill.distributed.joining import LAUNCHER, is_orphaned, was_launched
 from codistill.distributed.layout import Wish, refuse_misfit
 from codistill.engine.folder import RunFolder
@@ -106,7 +115,7 @@ def take_part(recipe: Recipe, folder: Path, spread: Spread, *, quiet: bool, trac
             logging_to(ConsoleHandler(screen)),
             display(recipe, folder, screen, stop) as shown,
             Followers(trackers if crew.leads else (), recipe, folder) as followers,
-            memory_explained(recipe),
+            memory_explained(f"{smaller(recipe)}, and another --out"),
         ):
 
             def show(progress: "Progress") -> None:
@@ -130,6 +139,11 @@ def take_part(recipe: Recipe, folder: Path, spread: Spread, *, quiet: bool, trac
         if crew.leads:
             raise
         return WRONG_INPUT
+    except RuntimeError as error:  # not known to be wrong input: a launcher may try again
+        if shows_tracebacks():
+            raise
+        typer.echo(f"{crew.name(crew.rank)}: {in_words(error)}", err=True)
+        return LOST
     except ValueError as error:
         raise ValueError(f"{crew.name(crew.rank)}: {error}") from error
     if crew.leads and LAUNCHER not in os.environ:

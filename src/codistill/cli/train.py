@@ -48,7 +48,7 @@ def drive(recipe: Recipe, folder: Path, screen: Console, trackers: Sequence[str]
         logging_to(ConsoleHandler(screen)),
         display(recipe, folder, screen, stop) as shown,
         Followers(trackers, recipe, folder) as followers,
-        memory_explained(recipe),
+        memory_explained(f"{smaller(recipe)}, and another --out"),
     ):
         for progress in trainer.train(recipe, folder, stop=stop, heartbeat=shown.heartbeat):
             shown.show(progress)
@@ -56,14 +56,18 @@ def drive(recipe: Recipe, folder: Path, screen: Console, trackers: Sequence[str]
 
 
 @contextmanager
-def memory_explained(recipe: Recipe) -> Iterator[None]:
+def memory_explained(advice: str) -> Iterator[None]:
     import torch
 
     try:
         yield
     except torch.OutOfMemoryError as error:
-        advice = f"try batch_size={max(1, recipe.batch_size // 2)} or runtime.precision=bf16, and another --out"
         raise ValueError(f"the device has too little memory for this recipe; {advice}") from error
+
+
+def smaller(recipe: Recipe) -> str:
+    """What to try where a training does not fit."""
+    return f"try batch_size={max(1, recipe.batch_size // 2)} or runtime.precision=bf16"
 
 
 def default_folder(recipe: Recipe) -> Path:
