@@ -153,13 +153,35 @@ def test_what_is_ignored_when_it_starts_stays_ignored(number: signal.Signals) ->
 
 
 def test_a_second_signal_ends_the_command_with_130(codistill: Codistill, monkeypatch: pytest.MonkeyPatch) -> None:
-    def two_signals(*_: object, **__: object) -> Iterator[trainer.Progress]:
+    def two_signals(*_: object, stop: StopRequest, **__: object) -> Iterator[trainer.Progress]:
+        stop()
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
         yield from ()
 
     monkeypatch.setattr(trainer, "train", two_signals)
     assert codistill("train", *TINY, "--out", "run").exit_code == 130
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_before_the_first_step_a_signal_ends_it_at_once(
+    codistill: Codistill, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """While data are read, a folder is looked at, or something compiles."""
+    went_on: list[bool] = []
+
+    def read_slowly(**_: object) -> None:
+        os.kill(os.getpid(), number)
+        went_on.append(True)
+        raise ValueError("nobody stopped me")
+
+    monkeypatch.setattr(trainer, "load", read_slowly)
+    result = codistill("train", *TINY, "--out", "run")
+    assert (result.exit_code, result.stderr, went_on) == (75, "", [])
+    assert result.stdout.splitlines()[-2:] == [
+        "Stopped; everything is saved. The same command continues:",
+        "  " + shlex.join(["codistill", "train", *TINY, "--out", "run"]),
+    ]
 
 
 def test_too_little_memory_is_answered_with_what_to_try(codistill: Codistill, monkeypatch: pytest.MonkeyPatch) -> None:

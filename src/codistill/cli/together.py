@@ -94,6 +94,7 @@ def launch(command: Sequence[str], processes: int, restarts: int, screen: Consol
     from codistill.distributed.launch import launch
 
     with StopRequest() as stop, logging_to(ConsoleHandler(screen)):
+        stop()  # asked from now on: the processes that are being started must be told
         return launch(command, processes, restarts, stop)
 
 
@@ -117,6 +118,7 @@ def take_part(recipe: Recipe, folder: Path, spread: Spread, *, quiet: bool, trac
             Followers(trackers if crew.leads else (), recipe, folder) as followers,
             memory_explained(f"{smaller(recipe)}, and another --out"),
         ):
+            stop()  # asked from now on: who left alone before the first step would let the others wait
 
             def show(progress: "Progress") -> None:
                 shown.show(progress)

@@ -1,14 +1,15 @@
 """One look at every image before a training that streams them: which cannot be read, their checksums, mean and std.
 
 So a run knows its images before it begins, as one that has them in memory does: damage found after two days would
-come too late, or change what is trained on. What was found is kept in the cache until a file changes.
+come too late, or change what is trained on. What was found is kept in the cache until a file changes, and so is what an
+interrupted look has found.
 """
 
 import json
 import logging
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import safetensors.torch
@@ -37,6 +38,12 @@ class Survey:
     squares: Tensor  # [3] int64
     unreadable: dict[int, str]
     """Why, by index into the listing."""
+    seen: int
+    """How many were looked at, from the first on; all, unless it was interrupted."""
+
+    @classmethod
+    def nothing(cls, count: int) -> "Survey":
+        return cls(torch.zeros(count, 32, dtype=torch.uint8), torch.zeros(3).long(), torch.zeros(3).long(), {}, 0)
 
     def statistics(self, image_size: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
         count = (len(self.sha256) - len(self.unreadable)) * image_size**2
@@ -45,9 +52,9 @@ class Survey:
 
 def survey(listing: Listing, decoders: Decoders) -> Survey:
     file = data_folder() / "surveys" / f"{_key(listing, decoders)}.safetensors"
-    found = _remembered(file, len(listing))
-    if found is None:
-        found = _look(listing, decoders)
+    found = _remembered(file, len(listing)) or Survey.nothing(len(listing))
+    if found.seen < len(listing):
+        found = _look(listing, decoders, found, file)
         _remember(file, found)
     return found
 
@@ -56,20 +63,22 @@ def _key(listing: Listing, decoders: Decoders) -> str:
     return f"{FORMAT}-{decoders.image_size}-{decoders.resize}-{listing.fingerprint()}"
 
 
-def _look(listing: Listing, decoders: Decoders) -> Survey:
-    count = len(listing)
-    log.info("%s/%s: looking at %s images, once", listing.root, listing.split, f"{count:,}")
-    found = Survey(torch.zeros(count, 32, dtype=torch.uint8), torch.zeros(3).long(), torch.zeros(3).long(), {})
+def _look(listing: Listing, decoders: Decoders, found: Survey, file: Path) -> Survey:
+    """Look at the rest. What has been found is remembered now and then, so that whoever is stopped keeps most of it."""
+    count, first = len(listing), found.seen
+    before = f", {first:,} of them before" if first else ""
+    log.info("%s/%s: looking at %s images, once%s", listing.root, listing.split, f"{count:,}", before)
     started_at = reported_at = time.monotonic()
-    requests = (listing.request(index, None) for index in range(count))
-    for index, answer in enumerate(decoders.answers(requests, ahead=32 * max(1, decoders.workers))):
+    requests = (listing.request(index, None) for index in range(first, count))
+    for index, answer in enumerate(decoders.answers(requests, ahead=32 * max(1, decoders.workers)), start=first):
         _note(found, index, answer)
         if time.monotonic() - reported_at > REPORT_EVERY_S:
+            _remember(file, replace(found, seen=index + 1))
             reported_at = time.monotonic()
-            pace = (index + 1) / (reported_at - started_at)
+            pace = (index + 1 - first) / (reported_at - started_at)
             log.info("%s of %s images seen, %.0f a second", f"{index + 1:,}", f"{count:,}", pace)
     log.info("%d images seen in %.0f s, %d unreadable", count, time.monotonic() - started_at, len(found.unreadable))
-    return found
+    return replace(found, seen=count)
 
 
 def _note(found: Survey, index: int, answer: Answer) -> None:
@@ -82,20 +91,21 @@ def _note(found: Survey, index: int, answer: Answer) -> None:
 
 
 def _remembered(file: Path, count: int) -> Survey | None:
-    """What an earlier run found; a file that is damaged counts as none."""
+    """What an earlier run found, all or the first part; a file that is damaged counts as none."""
     try:
         with safe_open(file, framework="pt") as saved:
             unreadable = {int(index): str(why) for index, why in json.loads(saved.metadata()["unreadable"]).items()}
+            seen = int(saved.metadata().get("seen", count))  # without it, as earlier versions wrote it: all
             sha256, sums, squares = (saved.get_tensor(name) for name in ("sha256", "sums", "squares"))
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    fits = sha256.shape == (count, 32) and sums.shape == squares.shape == (3,)
-    return Survey(sha256, sums, squares, unreadable) if fits else None
+    fits = sha256.shape == (count, 32) and sums.shape == squares.shape == (3,) and 0 <= seen <= count
+    return Survey(sha256, sums, squares, unreadable, seen) if fits else None
 
 
 def _remember(file: Path, found: Survey) -> None:
     tensors = {"sha256": found.sha256, "sums": found.sums, "squares": found.squares}
-    content = safetensors.torch.save(tensors, {"unreadable": json.dumps(found.unreadable)})
+    content = safetensors.torch.save(tensors, {"unreadable": json.dumps(found.unreadable), "seen": str(found.seen)})
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as temporary:

@@ -32,18 +32,25 @@ def handled(handler: Handler) -> Iterator[None]:
             signal.signal(number, earlier)
 
 
+class StoppedEarlyError(KeyboardInterrupt):
+    """A stop that came when there was nothing to save yet."""
+
+
 class StopRequest:
     """``with StopRequest() as stop:`` the first signal makes ``stop()`` true, and the second ends the command at once.
 
-    The first only sets a flag: it may interrupt anything, printing and saving included.
+    The first only sets a flag: it may interrupt anything, printing and saving included. But until somebody has asked
+    for the first time nothing has been learned, and reading data or compiling may take minutes: it ends that at once.
     """
 
     def __init__(self) -> None:
-        self._heard = False
+        self.is_heard = False
+        self._is_asked = False
         self._listening = ExitStack()
 
     def __call__(self) -> bool:
-        return self._heard
+        self._is_asked = True
+        return self.is_heard
 
     def __enter__(self) -> Self:
         self._listening.enter_context(handled(self._hear))
@@ -55,6 +62,8 @@ class StopRequest:
         self._listening.close()
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
-        if self._heard:
+        if self.is_heard:
             raise KeyboardInterrupt
-        self._heard = True
+        self.is_heard = True
+        if not self._is_asked:
+            raise StoppedEarlyError
