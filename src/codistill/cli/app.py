@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from codistill.cli.options import AsJson, Changes, Runs, Shards, Source, Split, Timeout, complete
+from codistill.cli.options import AsJson, Best, Changes, Runs, Shards, Source, Split, Timeout, complete
 
 WRONG_INPUT = 2
 
@@ -108,12 +108,14 @@ def slurm(
 
 @app.command()
 def evaluate(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")], as_json: AsJson = False
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    best: Best = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure a finished run's weight files again."""
     from codistill.cli.evaluate import evaluate
 
-    evaluate(run, as_json=as_json)
+    evaluate(run, best=best, as_json=as_json)
 
 
 @app.command()
@@ -124,6 +126,7 @@ def export(
     file_format: Annotated[
         str, typer.Option("--format", metavar="FORMAT", help="safetensors, pt2 or onnx.")
     ] = "safetensors",
+    best: Best = False,
     force: Annotated[
         bool, typer.Option("--force", help="Also into a folder that holds other files; those stay.")
     ] = False,
@@ -131,7 +134,7 @@ def export(
     """Write a network, without its heads, for other programs."""
     from codistill.cli.export import export
 
-    export(run, network, file_format, out, force=force)
+    export(run, network, file_format, out, best=best, force=force)
 
 
 @app.command()
