@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from calling import Codistill
+import torch
+from calling import TINY, Codistill
 
 from codistill.cli import listing
 from codistill.networks import names
@@ -110,6 +111,61 @@ def test_unknown_command_and_option(codistill: Codistill) -> None:
 def test_what_the_system_refuses_is_one_line(codistill: Codistill) -> None:
     result = codistill("show", "quickstart", "--svg", "no/such/folder/graph.svg")
     assert (result.exit_code, result.stderr) == (2, "error: no/such/folder/graph.svg: No such file or directory\n")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            ["networks.a=densenet-10-12", "data.image_size=3"],
+            "networks.a=densenet-10-12 cannot take images of 3×3 pixels (",
+        ),
+        (
+            ["data.image_size=2", "augment.randaugment=9"],
+            "these images have 2×2; take larger ones with data.image_size",
+        ),
+    ],
+)
+def test_images_that_are_too_small_are_refused_before_anything_is_written(
+    codistill: Codistill, changes: list[str], said: str
+) -> None:
+    result = codistill("train", *TINY, *changes, "--out", "run")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: ")
+    assert said in result.stderr
+    assert list(Path.cwd().iterdir()) == []
+
+
+def test_show_refuses_images_that_are_too_small(codistill: Codistill) -> None:
+    result = codistill("show", "quickstart", "networks.a=densenet-10-12", "data.image_size=3")
+    assert result.exit_code == 2
+    assert "networks.a=densenet-10-12 cannot take images of 3×3 pixels" in result.stderr
+
+
+def test_what_torch_refuses_is_one_line(codistill: Codistill, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("expected scalar type Half\nbut found Float")
+
+    monkeypatch.setattr("codistill.engine.bench.bench", refuse)
+    result = codistill("bench", "quickstart")
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "error: RuntimeError: expected scalar type Half; to see where it came from, set CODISTILL_DEBUG=1\n"
+    )
+    monkeypatch.setenv("CODISTILL_DEBUG", "1")
+    assert isinstance(codistill("bench", "quickstart").exception, RuntimeError)
+
+
+def test_too_little_memory_for_bench_is_answered_with_what_to_try(
+    codistill: Codistill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("codistill.engine.bench.bench", no_memory)
+    result = codistill("bench", "quickstart")
+    assert result.exit_code == 2
+    assert result.stderr.endswith("for this recipe; try batch_size=32 or runtime.precision=bf16\n")
 
 
 def test_debug_shows_where_an_error_came_from(codistill: Codistill, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 from calling import TINY, Codistill, call
 from PIL import Image
+from safetensors.torch import load_file
 
 from codistill.data import embedded
+from codistill.engine.checkpoint import Store
+from codistill.engine.run import Run
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +48,56 @@ def test_export_says_that_a_run_was_interrupted(codistill: Codistill, monkeypatc
     result = codistill("export", "run", "--network", "a", "--out", "out")
     assert result.exit_code == 0, result.stderr
     assert "run, interrupted: 0 of 2 epochs and 1 steps done" in result.stdout
+
+
+EPOCH = 2
+
+
+@pytest.fixture(scope="module")
+def with_best(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its second of three epochs passes for the best."""
+    folder = tmp_path_factory.mktemp("with_best") / "run"
+    kept = ["data.validation=0.01", "checkpoints.best=true", "length.epochs=3"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Run, "is_at_its_best", lambda run: len(run.journal.read()) == EPOCH)
+        ended = call("train", *TINY, *kept, "--out", folder)
+    assert ended.exit_code == 0, ended.stderr
+    return folder
+
+
+def test_the_best_by_validation_error_is_exported_and_evaluated(with_best: Path, codistill: Codistill) -> None:
+    saved = Store(with_best / "best").newest()
+    assert saved is not None
+    assert saved.state["position"] == {"epoch": EPOCH, "step": 0}
+
+    result = codistill("export", with_best, "--network", "a", "--out", "out", "--best")
+    assert result.exit_code == 0, result.stderr
+    assert f"finished: epoch {EPOCH} of 3, the best by validation error" in result.stdout
+    weights = load_file("out/model.safetensors")
+    assert len(weights) > 20
+    for key, tensor in weights.items():
+        assert tensor.equal(saved.tensors[f"cohort/members.a.backbone.{key}"])
+    card = Path("out/MODEL_CARD.md").read_text()
+    assert f"**Taken from epoch {EPOCH} of 3, the best by validation error.**" in card
+    assert f"after epoch {EPOCH} of 3, the best by validation error; not chosen by these test images" in card
+    assert "the last; not the best" not in card
+
+    measured = codistill("evaluate", with_best, "--best")
+    assert measured.exit_code == 0, measured.stderr
+    assert f"Epoch {EPOCH} of 3, the best by validation error.\nEqual to result.json." in measured.stdout
+    said = json.loads(codistill("evaluate", with_best, "--best", "--json").stdout)
+    record = json.loads((with_best / "result.json").read_text())["epochs"][EPOCH - 1]
+    assert (said["epoch"], said["equals_result"]) == (EPOCH, True)
+    assert said["networks"]["a"]["nll"] == pytest.approx(record["test"]["a/final"]["nll"], rel=1e-5)
+
+
+@pytest.mark.parametrize("arguments", [["export", "--network", "a", "--out", "out"], ["evaluate"]])
+def test_a_run_that_kept_no_best_says_what_it_takes(finished: Any, codistill: Codistill, arguments: list[str]) -> None:
+    command, *options = arguments
+    result = codistill(command, finished.folder, *options, "--best")
+    assert result.exit_code == 2
+    assert "has kept no best checkpoint: that takes a training with checkpoints.best=true" in result.stderr
+    assert list(Path.cwd().iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ import torch
 from calling import TINY, Codistill, call
 from safetensors.torch import load_file, save_file
 
-from codistill.cli.signals import SIGNALS, StopRequest
 from codistill.cli.train import default_folder
 from codistill.engine import trainer
+from codistill.engine.signals import SIGNALS, StopRequest
 from codistill.recipes import get
 
 
@@ -125,25 +125,63 @@ def test_sigint_saves_and_the_same_command_finishes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_the_first_signal_asks_and_the_second_interrupts(number: signal.Signals) -> None:
-    before = signal.signal(number, signal.SIG_IGN)
+    before = signal.signal(number, signal.SIG_DFL)
     with StopRequest() as stop:
         assert not stop()
         os.kill(os.getpid(), number)
         assert stop()
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), number)
-    assert signal.signal(number, before) == signal.SIG_IGN  # as it was when the training began
+    assert signal.signal(number, before) == signal.SIG_DFL  # as it was when the training began
     assert len(SIGNALS) == 4
 
 
+@pytest.mark.parametrize("number", SIGNALS)
+def test_what_is_ignored_when_it_starts_stays_ignored(number: signal.Signals) -> None:
+    """As ``nohup`` does with SIGHUP, and a script's ``&`` with SIGINT."""
+    before = signal.signal(number, signal.SIG_IGN)
+    other = next(each for each in SIGNALS if each != number)
+    others_before = signal.signal(other, signal.SIG_DFL)
+    with StopRequest() as stop:
+        os.kill(os.getpid(), number)
+        assert not stop()
+        os.kill(os.getpid(), other)
+        assert stop()
+        os.kill(os.getpid(), number)  # nor is it taken for the second, which would interrupt
+    signal.signal(other, others_before)
+    assert signal.signal(number, before) == signal.SIG_IGN
+
+
 def test_a_second_signal_ends_the_command_with_130(codistill: Codistill, monkeypatch: pytest.MonkeyPatch) -> None:
-    def two_signals(*_: object, **__: object) -> Iterator[trainer.Progress]:
+    def two_signals(*_: object, stop: StopRequest, **__: object) -> Iterator[trainer.Progress]:
+        stop()
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
         yield from ()
 
     monkeypatch.setattr(trainer, "train", two_signals)
     assert codistill("train", *TINY, "--out", "run").exit_code == 130
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_before_the_first_step_a_signal_ends_it_at_once(
+    codistill: Codistill, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """While data are read, a folder is looked at, or something compiles."""
+    went_on: list[bool] = []
+
+    def read_slowly(**_: object) -> None:
+        os.kill(os.getpid(), number)
+        went_on.append(True)
+        raise ValueError("nobody stopped me")
+
+    monkeypatch.setattr(trainer, "load", read_slowly)
+    result = codistill("train", *TINY, "--out", "run")
+    assert (result.exit_code, result.stderr, went_on) == (75, "", [])
+    assert result.stdout.splitlines()[-2:] == [
+        "Stopped; everything is saved. The same command continues:",
+        "  " + shlex.join(["codistill", "train", *TINY, "--out", "run"]),
+    ]
 
 
 def test_too_little_memory_is_answered_with_what_to_try(codistill: Codistill, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,6 +231,18 @@ def copied(finished: Any, tmp_path: Path) -> Path:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(path.read_bytes())
     return folder
+
+
+def test_evaluate_says_what_to_do_about_too_little_memory(
+    finished: Any, codistill: Codistill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("codistill.engine.evaluate.evaluate", no_memory)
+    result = codistill("evaluate", finished.folder)
+    assert result.exit_code == 2
+    assert "set CUDA_VISIBLE_DEVICES= to measure on the CPU" in result.stderr
 
 
 def test_evaluate_notices_other_weights(copied: Path, codistill: Codistill) -> None:

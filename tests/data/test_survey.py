@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,12 +30,33 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     original = module._look
 
-    def look(listing: module.Listing, decoders: module.Decoders, which: Sequence[int], found: module.Survey) -> None:
+    def look(listing: module.Listing, decoders: module.Decoders, which: Sequence[int], *rest: Any) -> module.Survey:
         seen.append(listing.split if len(which) == len(listing) else f"{len(which)} of {listing.split}")
-        original(listing, decoders, which, found)
+        return original(listing, decoders, which, *rest)
 
     monkeypatch.setattr(module, "_look", look)
     return seen
+
+
+def test_what_an_interrupted_look_has_found_is_kept(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = read(photos, image_size=9)
+    looked_at: list[int] = []
+    note = module._note
+
+    def interrupted(found: module.Survey, index: int, answer: Any) -> None:
+        looked_at.append(index)
+        if looked_at == list(range(13)):
+            raise KeyboardInterrupt
+        note(found, index, answer)
+
+    monkeypatch.setattr(module, "FORMAT", "another")  # as if nobody had looked
+    monkeypatch.setattr(module, "REPORT_EVERY_S", 0.0)
+    monkeypatch.setattr(module, "_note", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        read(photos, image_size=9)
+    data = read(photos, image_size=9)
+    assert looked_at == [*range(13), *range(12, 20), *range(10)]  # the rest of 20, then the 10 to test on
+    assert (data.report, data.mean, data.std) == (expected.report, expected.mean, expected.std)
 
 
 def read(folder: Path, **settings: object) -> ImageData:

@@ -1,15 +1,18 @@
 """A run's folder: nobody else's files are touched, and only the very same training continues there."""
 
+import itertools
 import json
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from PIL import Image
 
 from codistill.data.datasets import from_datasets
 from codistill.data.images import ImageData
 from codistill.engine.files import RunError
+from codistill.engine.folder import RunFolder
 from codistill.engine.trainer import train
 from codistill.recipes import files
 from codistill.recipes.schema import Recipe
@@ -165,6 +168,60 @@ def test_torch_is_left_as_it_was(tmp_path: Path) -> None:
 def test_another_recipe_is_refused_with_the_difference(finished: Path) -> None:
     with pytest.raises(RunError, match=r"another recipe:\n  method: dcm → dml\n  seed: 3 → 4\n"):
         run(tiny_recipe(method="dml", seed=4), finished)
+
+
+def test_what_cannot_change_what_is_learned_may_change_on_the_way(finished: Path, tmp_path: Path) -> None:
+    began = tiny_recipe(checkpoints={"every_s": 1000.0, "keep": 1})
+    went_on = tiny_recipe(
+        data={**tiny_recipe().data.model_dump(), "workers": 0, "timeout_s": 5.0},
+        runtime={**tiny_recipe().runtime.model_dump(), "capture": False},
+    )
+    for _ in train(began, tmp_path / "run", stop=lambda: True):
+        pass
+    assert run(went_on, tmp_path / "run") == 2
+    assert files.load(tmp_path / "run" / "recipe.yaml") == went_on
+    (line,) = [line for line in (tmp_path / "run" / "train.log").read_text().splitlines() if "goes on with" in line]
+    changes = [
+        "data.workers: null → 0",
+        "data.timeout_s: 120.0 → 5.0",
+        "checkpoints.every_s: 1000.0 → 0.0",
+        "checkpoints.keep: 1 → 2",
+        "runtime.capture: true → false",
+    ]
+    assert line.endswith("; ".join(changes))
+    assert (tmp_path / "run" / "journal.jsonl").read_bytes() == (finished / "journal.jsonl").read_bytes()
+
+
+def test_a_run_may_move_to_another_machine(finished: Path) -> None:
+    elsewhere = tiny_recipe(runtime={"device": "cuda", "threads": 2, "compile": True, "precision": "fp32"})
+    assert RunFolder(finished).changes_to(elsewhere) == [
+        "runtime.device: cpu → cuda",
+        "runtime.compile: false → true",
+        "runtime.threads: 1 → 2",
+    ]
+    with pytest.raises(RunError, match=r"another recipe:\n  runtime\.precision: fp32 → bf16\nRepeat"):
+        RunFolder(finished).changes_to(tiny_recipe(runtime={"device": "cuda", "precision": "bf16"}))
+
+
+def test_a_finished_run_is_so_wherever_it_was_computed(finished: Path) -> None:
+    before = (finished / "recipe.yaml").read_bytes()
+    assert run(tiny_recipe(runtime={"threads": 2}, checkpoints={"every_s": 7.0}), finished) == 0
+    assert (finished / "recipe.yaml").read_bytes() == before
+
+
+def test_a_folder_of_images_may_be_moved(tmp_path: Path) -> None:
+    for split, label, number in itertools.product(("train", "test"), ("cat", "dog"), range(4)):
+        (tmp_path / "here" / split / label).mkdir(parents=True, exist_ok=True)
+        picture = Image.new("RGB", (8, 8), (number, 100 * (label == "cat"), 50 * (split == "test")))
+        picture.save(tmp_path / "here" / split / label / f"{number}.png")
+
+    def recipe(folder: Path) -> Recipe:
+        return tiny_recipe(data={"name": "folder", "folder": str(folder), "image_size": 8}, batch_size=4)
+
+    for _ in train(recipe(tmp_path / "here"), tmp_path / "run", stop=lambda: True):
+        pass
+    (tmp_path / "here").rename(tmp_path / "there")
+    assert run(recipe(tmp_path / "there"), tmp_path / "run") == 2
 
 
 def test_somebody_elses_folder_is_refused_and_untouched(tmp_path: Path) -> None:

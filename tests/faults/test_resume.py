@@ -14,11 +14,13 @@ from processes import in_new_process
 from tiny import tiny_recipe
 
 STEPS = 6  # 70 images in batches of 32, the last one short, two epochs
+ASKED = STEPS + 2  # and the one batch of an evaluation after each epoch
 
 
-def stop_after(steps: int, recipe: Recipe, out: Path) -> None:
-    asked = iter(range(1, STEPS + 1))
-    for _ in trainer.train(recipe, out, stop=lambda: next(asked) == steps):
+def stop_when_asked(time: int, recipe: Recipe, out: Path) -> None:
+    """The so-many-th time."""
+    asked = itertools.count(1)
+    for _ in trainer.train(recipe, out, stop=lambda: next(asked) == time):
         pass
 
 
@@ -42,10 +44,10 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return what_remains(out)
 
 
-@pytest.mark.parametrize("steps", range(1, STEPS + 1))
-def test_stopped_at_any_step(steps: int, uninterrupted: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("time", range(1, ASKED + 1))
+def test_stopped_at_any_step_and_in_every_evaluation(time: int, uninterrupted: dict[str, str], tmp_path: Path) -> None:
     out = tmp_path / "run"
-    assert in_new_process(stop_after, steps, tiny_recipe(), out) == 0
+    assert in_new_process(stop_when_asked, time, tiny_recipe(), out) == 0
     assert not (out / "result.json").exists()
     assert in_new_process(run_to_the_end, tiny_recipe(), out) == 0
     assert what_remains(out) == uninterrupted
@@ -96,6 +98,6 @@ def test_adamw_with_mixup_and_accumulation_resumes_too(tmp_path: Path) -> None:
     )
     whole, halves = tmp_path / "whole", tmp_path / "halves"
     assert in_new_process(run_to_the_end, recipe, whole) == 0
-    assert in_new_process(stop_after, 2, recipe, halves) == 0
+    assert in_new_process(stop_when_asked, 2, recipe, halves) == 0
     assert in_new_process(run_to_the_end, recipe, halves) == 0
     assert what_remains(halves) == what_remains(whole)

@@ -97,7 +97,7 @@ def test_stopped_and_continued_is_bit_identical(compiled: bool, tmp_path: Path) 
             pass
 
     run(tmp_path / "whole", stop_at=99)
-    run(tmp_path / "halves", stop_at=4)
+    run(tmp_path / "halves", stop_at=5)
     run(tmp_path / "halves", stop_at=99)
 
     def checksums(out: Path) -> list[str]:

@@ -1,12 +1,13 @@
 """`codistill study` with children that pretend: skipping, continuing, failing, running side by side, stopping."""
 
+import errno
 import io
 import json
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from codistill.recipes import Recipe, files
 from codistill.studies import catalogue, planning, runner
 from codistill.studies.command import run_study
 from codistill.studies.costs import training_flops
+from codistill.studies.progress import Display
+from codistill.studies.runs import Run
 
 ON_CPU = "runtime.device=cpu"
 PAIR = catalogue.get("demo").groups[0]
@@ -193,7 +196,7 @@ def when(happened: Callable[[], bool], then: Callable[[], None]) -> threading.Th
     return thread
 
 
-WAIT_FOR_CTRL_C = """
+WAIT_TO_BE_ASKED = """
 import pathlib, shutil, signal, sys, time
 recipe, folder = map(pathlib.Path, sys.argv[1:3])
 def stop(number, frame):
@@ -201,7 +204,7 @@ def stop(number, frame):
     shutil.copy(recipe, folder / "recipe.yaml")
     (folder / "saved").touch()
     sys.exit(75)
-signal.signal(signal.SIGINT, stop)
+signal.signal(signal.SIGTERM, stop)
 (recipe.parent / f"ready-{folder.name}").touch()
 time.sleep(30)
 (recipe.parent / f"outlived-{folder.name}").touch()
@@ -216,7 +219,7 @@ def test_ctrl_c_lets_the_children_save_and_says_how_to_continue(tmp_path: Path, 
 
     handler = signal.getsignal(number)
     thread = when(ready, lambda: os.kill(os.getpid(), number))
-    command = pretend(tmp_path / "scratch", lambda recipe, folder: WAIT_FOR_CTRL_C)
+    command = pretend(tmp_path / "scratch", lambda recipe, folder: WAIT_TO_BE_ASKED)
     studied = Studied(tmp_path / "out", command=command)
     thread.join()
     assert studied.code == 75
@@ -228,7 +231,9 @@ def test_ctrl_c_lets_the_children_save_and_says_how_to_continue(tmp_path: Path, 
 
 
 def test_a_second_ctrl_c_ends_children_that_do_not_listen(tmp_path: Path) -> None:
-    deaf = WAIT_FOR_CTRL_C.replace("signal.signal(signal.SIGINT, stop)", "signal.signal(signal.SIGINT, signal.SIG_IGN)")
+    deaf = WAIT_TO_BE_ASKED.replace(
+        "signal.signal(signal.SIGTERM, stop)", "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    )
 
     def ready() -> bool:
         return any((tmp_path / "out" / "recipes").glob("ready-*"))
@@ -244,6 +249,63 @@ def test_a_second_ctrl_c_ends_children_that_do_not_listen(tmp_path: Path) -> Non
     assert studied.code == 75
     assert ready()
     assert not list((tmp_path / "out" / "recipes").glob("outlived-*")), "the child was waited for"
+
+
+def test_a_signal_that_is_ignored_stops_no_study(tmp_path: Path) -> None:
+    def hang_up() -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
+    thread = when(lambda: (tmp_path / "out" / "recipes").exists(), hang_up)
+    studied = Studied(tmp_path / "out")
+    thread.join()
+    assert signal.signal(signal.SIGHUP, before) == signal.SIG_IGN
+    assert studied.code == 0
+    assert len(studied.runs) == 6
+
+
+class ClosedTerminal(io.StringIO):
+    """Takes what is written until it is closed; from then on writing fails as on a terminal whose window is gone."""
+
+    is_closed = False
+
+    def write(self, text: str) -> int:
+        if self.is_closed:
+            raise OSError(errno.EIO, "Input/output error")
+        return super().write(text)
+
+
+def test_a_closed_terminal_leaves_no_training_behind(tmp_path: Path) -> None:
+    """Its children are in process groups of their own, so nobody but the study can ask them."""
+    terminal = ClosedTerminal()
+
+    def ready() -> bool:
+        return len(list((tmp_path / "out" / "recipes").glob("ready-*"))) == 2
+
+    def close() -> None:
+        terminal.is_closed = True
+        os.kill(os.getpid(), signal.SIGHUP)
+
+    thread = when(ready, close)
+    command = pretend(tmp_path / "scratch", lambda recipe, folder: WAIT_TO_BE_ASKED)
+    console = Console(file=terminal, width=200, force_terminal=True)
+    with pytest.raises(OSError, match="Input/output error"):  # when the table is printed, long afterwards
+        run_study("demo", seeds=2, overrides=[ON_CPU], out=tmp_path / "out", jobs=2, console=console, command=command)
+    thread.join()
+    assert len(list((tmp_path / "out" / "runs").glob("*/saved"))) == 2
+    assert (tmp_path / "out" / "demo.md").exists()
+
+
+def test_whatever_ends_a_study_its_children_are_asked_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail_when_ready(self: Display, running: Sequence[Run]) -> None:
+        if len(list((tmp_path / "out" / "recipes").glob("ready-*"))) == 2:
+            raise RuntimeError("a bug")
+
+    monkeypatch.setattr(Display, "update", fail_when_ready)
+    command = pretend(tmp_path / "scratch", lambda recipe, folder: WAIT_TO_BE_ASKED)
+    with pytest.raises(RuntimeError, match="a bug"):
+        Studied(tmp_path / "out", command=command)
+    assert len(list((tmp_path / "out" / "runs").glob("*/saved"))) == 2
 
 
 def test_the_plan_says_what_there_is_to_do_and_does_nothing(tmp_path: Path) -> None:

@@ -1,13 +1,12 @@
 """The commands and what they take. What they do is in the modules beside this one, imported when a command runs."""
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from codistill.cli.options import AsJson, Changes, Runs, Shards, Source, Split, Timeout, complete
+from codistill.cli.options import AsJson, Best, Changes, Runs, Shards, Source, Split, Timeout, complete
 
 WRONG_INPUT = 2
 
@@ -18,19 +17,15 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:
-            raise  # whoever read our output has seen enough, as in `codistill list | head -1`
-        except (ValueError, OSError) as error:
-            if os.environ.get("CODISTILL_DEBUG") == "1":
+        except (BrokenPipeError, typer.Exit, typer.Abort):
+            raise  # whoever read our output has seen enough, as in `codistill list | head -1`; or it has been said
+        except (ValueError, OSError, RuntimeError) as error:
+            from codistill.cli.output import in_words, shows_tracebacks
+
+            if shows_tracebacks():
                 raise
-            typer.echo(f"error: {_words(error)}", err=True)
+            typer.echo(f"error: {in_words(error)}", err=True)
             raise typer.Exit(WRONG_INPUT) from None
-
-
-def _words(error: Exception) -> str:
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
-    return str(error) or type(error).__name__
 
 
 app = typer.Typer(
@@ -113,12 +108,14 @@ def slurm(
 
 @app.command()
 def evaluate(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")], as_json: AsJson = False
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    best: Best = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure a finished run's weight files again."""
     from codistill.cli.evaluate import evaluate
 
-    evaluate(run, as_json=as_json)
+    evaluate(run, best=best, as_json=as_json)
 
 
 @app.command()
@@ -129,6 +126,7 @@ def export(
     file_format: Annotated[
         str, typer.Option("--format", metavar="FORMAT", help="safetensors, pt2 or onnx.")
     ] = "safetensors",
+    best: Best = False,
     force: Annotated[
         bool, typer.Option("--force", help="Also into a folder that holds other files; those stay.")
     ] = False,
@@ -136,7 +134,7 @@ def export(
     """Write a network, without its heads, for other programs."""
     from codistill.cli.export import export
 
-    export(run, network, file_format, out, force=force)
+    export(run, network, file_format, out, best=best, force=force)
 
 
 @app.command()

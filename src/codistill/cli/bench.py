@@ -9,6 +9,7 @@ from rich.table import Table
 
 from codistill import recipes
 from codistill.cli.output import console
+from codistill.cli.train import memory_explained, smaller
 from codistill.studies.costs import sizes
 
 if TYPE_CHECKING:
@@ -23,7 +24,8 @@ def bench(source: str, changes: list[str], *, steps: int, as_json: bool) -> None
     from codistill.engine.bench import bench as measure
 
     channels, side, _ = seen.shape
-    measured = measure(recipe, channels, side, seen.classes, steps)
+    with memory_explained(smaller(recipe)):
+        measured = measure(recipe, channels, side, seen.classes, steps)
     if as_json:
         outcome = asdict(measured) | {"share_of_matmul": measured.share_of_matmul}
         typer.echo(json.dumps({"recipe": recipe.name, "method": recipe.method, "steps": steps, **outcome}, indent=2))

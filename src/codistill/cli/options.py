@@ -46,6 +46,9 @@ Shards = Annotated[
 Timeout = Annotated[
     float, typer.Option(min=1, metavar="SECONDS", help="How long processes wait for each other before they give up.")
 ]
+Best = Annotated[
+    bool, typer.Option("--best", help="The epoch with the lowest validation error, which checkpoints.best=true keeps.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Runs = Annotated[
     list[Path],

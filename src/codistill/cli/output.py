@@ -1,5 +1,6 @@
 """What the commands share in how they print."""
 
+import os
 import sys
 from datetime import timedelta
 
@@ -14,6 +15,21 @@ def console(*, quiet: bool = False) -> Console:
     """Standard output. Nothing is markup: names and paths come from users."""
     width = None if sys.stdout.isatty() else UNWRAPPED
     return Console(width=width, markup=False, highlight=False, emoji=False, quiet=quiet)
+
+
+def shows_tracebacks() -> bool:
+    """Whether whoever typed the command wants to see where errors come from."""
+    return os.environ.get("CODISTILL_DEBUG") == "1"
+
+
+def in_words(error: Exception) -> str:
+    """What went wrong, for whoever typed the command; torch's own errors, which say it its way, in one line."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, RuntimeError):
+        first, *_ = str(error).splitlines() or ["no message"]
+        return f"{type(error).__name__}: {first}; to see where it came from, set CODISTILL_DEBUG=1"
+    return str(error) or type(error).__name__
 
 
 def two_columns(rows: dict[str, str]) -> Table:

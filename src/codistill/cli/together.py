@@ -13,13 +13,22 @@ from rich.console import Console
 
 from codistill import recipes
 from codistill.cli import train as alone
-from codistill.cli.output import console
-from codistill.cli.signals import StopRequest
-from codistill.cli.train import DONE, STOPPED, ConsoleHandler, conclude, default_folder, display, memory_explained
+from codistill.cli.output import console, in_words, shows_tracebacks
+from codistill.cli.train import (
+    DONE,
+    STOPPED,
+    ConsoleHandler,
+    conclude,
+    default_folder,
+    display,
+    memory_explained,
+    smaller,
+)
 from codistill.distributed.joining import LAUNCHER, is_orphaned, was_launched
 from codistill.distributed.layout import Wish, refuse_misfit
 from codistill.engine.folder import RunFolder
 from codistill.engine.logs import logging_to
+from codistill.engine.signals import StopRequest
 from codistill.recipes.schema import Recipe
 from codistill.trackers.following import Followers, check
 
@@ -85,6 +94,7 @@ def launch(command: Sequence[str], processes: int, restarts: int, screen: Consol
     from codistill.distributed.launch import launch
 
     with StopRequest() as stop, logging_to(ConsoleHandler(screen)):
+        stop()  # asked from now on: the processes that are being started must be told
         return launch(command, processes, restarts, stop)
 
 
@@ -106,8 +116,9 @@ def take_part(recipe: Recipe, folder: Path, spread: Spread, *, quiet: bool, trac
             logging_to(ConsoleHandler(screen)),
             display(recipe, folder, screen, stop) as shown,
             Followers(trackers if crew.leads else (), recipe, folder) as followers,
-            memory_explained(recipe),
+            memory_explained(f"{smaller(recipe)}, and another --out"),
         ):
+            stop()  # asked from now on: who left alone before the first step would let the others wait
 
             def show(progress: "Progress") -> None:
                 shown.show(progress)
@@ -130,6 +141,11 @@ def take_part(recipe: Recipe, folder: Path, spread: Spread, *, quiet: bool, trac
         if crew.leads:
             raise
         return WRONG_INPUT
+    except RuntimeError as error:  # not known to be wrong input: a launcher may try again
+        if shows_tracebacks():
+            raise
+        typer.echo(f"{crew.name(crew.rank)}: {in_words(error)}", err=True)
+        return LOST
     except ValueError as error:
         raise ValueError(f"{crew.name(crew.rank)}: {error}") from error
     if crew.leads and LAUNCHER not in os.environ:

@@ -4,7 +4,7 @@ import logging
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import typer
@@ -14,9 +14,9 @@ from codistill import recipes
 from codistill.cli.displays import Display, Lines, LiveTable
 from codistill.cli.output import console, duration
 from codistill.cli.results import last_epoch, table
-from codistill.cli.signals import StopRequest
 from codistill.engine.folder import RunFolder
 from codistill.engine.logs import logging_to
+from codistill.engine.signals import StoppedEarlyError, StopRequest
 from codistill.recipes.schema import Recipe
 from codistill.trackers.following import Followers, check
 
@@ -41,29 +41,33 @@ def train(source: str, changes: Sequence[str], out: Path | None, *, quiet: bool,
 
 def drive(recipe: Recipe, folder: Path, screen: Console, trackers: Sequence[str]) -> None:
     """Train and show how it goes, until the end or a signal."""
-    from codistill.engine import trainer
+    with StopRequest() as stop, suppress(StoppedEarlyError):
+        from codistill.engine import trainer
 
-    with (
-        StopRequest() as stop,
-        logging_to(ConsoleHandler(screen)),
-        display(recipe, folder, screen, stop) as shown,
-        Followers(trackers, recipe, folder) as followers,
-        memory_explained(recipe),
-    ):
-        for progress in trainer.train(recipe, folder, stop=stop, heartbeat=shown.heartbeat):
-            shown.show(progress)
-            followers.catch_up()
+        with (
+            logging_to(ConsoleHandler(screen)),
+            display(recipe, folder, screen, stop) as shown,
+            Followers(trackers, recipe, folder) as followers,
+            memory_explained(f"{smaller(recipe)}, and another --out"),
+        ):
+            for progress in trainer.train(recipe, folder, stop=stop, heartbeat=shown.heartbeat):
+                shown.show(progress)
+                followers.catch_up()
 
 
 @contextmanager
-def memory_explained(recipe: Recipe) -> Iterator[None]:
+def memory_explained(advice: str) -> Iterator[None]:
     import torch
 
     try:
         yield
     except torch.OutOfMemoryError as error:
-        advice = f"try batch_size={max(1, recipe.batch_size // 2)} or runtime.precision=bf16, and another --out"
         raise ValueError(f"the device has too little memory for this recipe; {advice}") from error
+
+
+def smaller(recipe: Recipe) -> str:
+    """What to try where a training does not fit."""
+    return f"try batch_size={max(1, recipe.batch_size // 2)} or runtime.precision=bf16"
 
 
 def default_folder(recipe: Recipe) -> Path:
@@ -74,7 +78,7 @@ def default_folder(recipe: Recipe) -> Path:
 
 def display(recipe: Recipe, folder: Path, screen: Console, stop: StopRequest) -> Display:
     if screen.is_terminal and not screen.quiet:
-        return LiveTable(recipe, RunFolder(folder).journal, screen, stop)
+        return LiveTable(recipe, RunFolder(folder).journal, screen, lambda: stop.is_heard)
     return Lines(recipe, screen)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from codistill.engine.files import TEMPORARY, RunError, RunLock, read_json
 from codistill.recipes import files
-from codistill.recipes.overrides import difference
+from codistill.recipes.overrides import WHERE_AND_HOW, difference, is_below, key_of
 from codistill.recipes.schema import Recipe
 
 RESULT_FORMAT = 1
@@ -76,18 +76,21 @@ class RunFolder:
         return has_learned or is_saved or self.result.exists()
 
     def is_finished(self, recipe: Recipe) -> bool:
-        """Whether this very recipe has been trained to its end here."""
+        """Whether this recipe has been trained to its end here, wherever and however it was computed."""
         if not self.result.exists():
             return False
-        self.refuse_other_recipe(recipe)
+        self.changes_to(recipe)
         return True
 
-    def refuse_other_recipe(self, recipe: Recipe) -> None:
-        if changed := difference(files.load(self.recipe), recipe):
-            lines = "\n  ".join(changed)
+    def changes_to(self, recipe: Recipe) -> list[str]:
+        """How the run would go on otherwise than it began: only in where and how; another recipe is refused."""
+        changed = difference(files.load(self.recipe), recipe)
+        if others := [line for line in changed if not is_below(key_of(line), WHERE_AND_HOW)]:
+            lines = "\n  ".join(others)
             raise RunError(
                 f"{self.path} holds a run of another recipe:\n  {lines}\nRepeat its recipe, or choose another --out"
             )
+        return changed
 
     def refuse_if_foreign(self) -> None:
         """Nobody's files are touched: a folder must be new, empty, or a run's."""

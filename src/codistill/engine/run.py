@@ -88,14 +88,17 @@ class Run:
     @classmethod
     @contextmanager
     def open(cls, folder: RunFolder, recipe: Recipe, data: ImageData) -> Iterator["Run"]:
-        """Create the folder, or enter it again with the same recipe; another recipe is refused with the difference."""
+        """Create the folder, or enter it again with the same recipe; another recipe is refused with the difference.
+
+        What changes nothing of what is learned, such as the device, may be another: it is logged, and written down.
+        """
         folder.refuse_if_foreign()
         with explained(folder.path, "make the run's folder"):
             folder.path.mkdir(parents=True, exist_ok=True)
         with RunLock(folder.path):
-            if folder.is_begun():
-                folder.refuse_other_recipe(recipe)
-            else:
+            is_begun = folder.is_begun()
+            changed = folder.changes_to(recipe) if is_begun else []
+            if not is_begun:
                 # First of all the recipe: it is what makes the folder a run's, should anything die from here on.
                 write_atomically(folder.recipe, files.dumps(recipe))
                 for stale in (folder.environment, folder.data):
@@ -106,6 +109,9 @@ class Run:
                 run = cls(folder, recipe, data)
                 with run.journal, run.timing, closing(run.saver):
                     run._describe_once()
+                    if changed:
+                        log.info("%s goes on with %s", folder.path, "; ".join(changed))
+                        write_atomically(folder.recipe, files.dumps(recipe))
                     yield run
 
     def _describe_once(self) -> None:

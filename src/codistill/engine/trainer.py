@@ -42,6 +42,10 @@ class Progress:
     remaining_s: float
 
 
+class StoppedError(Exception):
+    """Somebody asked to stop in the middle of an evaluation."""
+
+
 def never() -> bool:
     return False
 
@@ -61,8 +65,9 @@ def train(
     """Train ``recipe`` in the folder ``out``, from the start or from where an earlier call left off.
 
     ``data`` replaces the images that the recipe names; its limits and wrong labels still apply. ``stop`` is asked after
-    every update: when it says so, the run is saved and the generator ends. ``heartbeat`` hears of every step. Runs save
-    every ``checkpoints.every_s`` seconds, at the end, and when the generator is closed.
+    every update and before every batch of an evaluation: when it says so, the run is saved and the generator ends.
+    ``heartbeat`` hears of every step. Runs save every ``checkpoints.every_s`` seconds, at the end, and when the
+    generator is closed.
     """
     folder = RunFolder(Path(out))
     if folder.is_finished(recipe):
@@ -108,10 +113,16 @@ def run_training(
             if stopped:
                 run.wait()
                 return
-        position = Position(position.epoch + 1)
+        last_step, position = position, Position(position.epoch + 1)
         if evaluates(recipe, position.epoch):
             recovery.look()
-            progress = conclude_epoch(run, training, position, timetable)
+            try:
+                progress = conclude_epoch(run, training, position, timetable, stop)
+            except StoppedError:  # whoever continues evaluates this epoch again, from the start
+                position = last_step
+                save()
+                run.wait()
+                return
             if run.save_is_due() or position.epoch == timetable.epochs:
                 save()
             try:
@@ -142,9 +153,11 @@ def evaluates(recipe: Recipe, epochs_done: int) -> bool:
     return epochs_done % recipe.evaluation.every_epochs == 0 or epochs_done == recipe.length.epochs
 
 
-def conclude_epoch(run: Keeper, training: Training, position: Position, timetable: Timetable) -> Progress:
+def conclude_epoch(
+    run: Keeper, training: Training, position: Position, timetable: Timetable, stop: Callable[[], bool]
+) -> Progress:
     """Evaluate, write it down, and keep it if it is the best; the next epoch begins with empty sums."""
-    metrics = measure(training, position.epoch)
+    metrics = measure(training, position.epoch, stop)
     learned = training.tally.read()
     training.tally.sums.zero_()
     skipped = training.peers.merged(training.health.skipped())
@@ -165,13 +178,15 @@ def conclude_epoch(run: Keeper, training: Training, position: Position, timetabl
     )
 
 
-def measure(training: Training, epochs_done: int) -> dict[str, dict[str, Metrics]]:
+def measure(training: Training, epochs_done: int, stop: Callable[[], bool] = never) -> dict[str, dict[str, Metrics]]:
     """Metrics by split and classifier: the networks as shipped; now and then every classifier, and the ensemble."""
     recipe, data = training.recipe, training.data
     everything = epochs_done % recipe.evaluation.all_every_epochs == 0 or epochs_done == recipe.length.epochs
     shipped = training.shipped()
 
     def classify(pixels: Tensor) -> dict[str, Tensor]:
+        if stop():
+            raise StoppedError
         images = data.plain(pixels).contiguous(memory_format=training.machine.memory_format)
         with training.machine.autocast():
             logits = training.cohort(images) if everything else {}

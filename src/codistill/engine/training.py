@@ -21,6 +21,8 @@ from codistill.engine.weights import load_weights
 from codistill.recipes.schema import Recipe
 from codistill.transfer.objective import Loss, Objective
 
+SHARPENED = 3
+
 
 class Tally:
     """Sums since the last evaluation, in one tensor on the device: every term of the loss and the wrong answers.
@@ -164,6 +166,11 @@ def prepare_training(recipe: Recipe, data: ImageData, machine: Machine, peers: P
     here = [name for name in recipe.networks if peers.holds(name)]
     augmentation = AugmentSettings(**recipe.augment.model_dump())
     image_size = augmentation.cropped(data.image_size)
+    if augmentation.randaugment and min(image_size) < SHARPENED:
+        raise ValueError(
+            f"augment.randaugment sharpens by the {SHARPENED}×{SHARPENED} pixels around each, and these images have "
+            f"{image_size[0]}×{image_size[1]}; take larger ones with data.image_size, or augment.randaugment=0"
+        )
     cohort = cohort_of(recipe, data.num_classes, data.channels, image_size=image_size, only=here)
     for name, file in recipe.start.items():
         if name in here:

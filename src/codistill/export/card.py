@@ -36,6 +36,7 @@ def facts(shipped: Shipped, form: Format, proof: Proof) -> dict[str, Any]:
         "history": history,
         "recipe": history.recipe,
         "done": shipped.done,
+        "is_best": shipped.is_best,
         "identity": shipped.identity,
         "input_shape": shipped.input_shape,
         "parameters": sum(parameter.numel() for parameter in shipped.network.parameters()),

@@ -17,15 +17,25 @@ class Exported:
     proof: Proof
 
 
-def export(run: str | Path, network: str, format: str, out: str | Path, *, force: bool = False) -> Exported:  # noqa: A002
+def export(
+    run: str | Path,
+    network: str,
+    format: str,  # noqa: A002
+    out: str | Path,
+    *,
+    best: bool = False,
+    force: bool = False,
+) -> Exported:
     """Write ``network`` of the run to the folder ``out`` as safetensors, pt2 or onnx, with labels and a model card.
+
+    With ``best`` it is the network of the epoch with the lowest validation error, where the run has kept it.
 
     The folder must be new, empty or an earlier export, which is replaced; with ``force`` it may hold other files, which
     stay. Whatever goes wrong, nothing half done is left there.
     """
     form, out = formats.get(format), Path(out)
     bundle.refuse_foreign(out, force=force)
-    shipped = take_out(Path(run), network)
+    shipped = take_out(Path(run), network, best=best)
     with bundle.staged(out, force=force) as stage:
         form.write(stage / form.file, shipped.network, shipped.identity, shipped.input_shape)
         proof = prove(shipped, form, stage / form.file)

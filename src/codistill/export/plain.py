@@ -1,8 +1,10 @@
-"""A network as it ships, out of any run: without heads, averaged where the recipe says so, finished or interrupted."""
+"""A network as it ships, out of any run: without heads, averaged where the recipe says so, finished or interrupted.
 
-import shlex
+From the run's end, or where it is interrupted from its newest checkpoint; or from the best by validation error.
+"""
+
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +55,7 @@ class History:
     @property
     def averaged(self) -> bool:
         """Whether it is the moving average that ships."""
-        return self.recipe.ema > 0 and self.name not in self.recipe.graph.frozen
+        return ships_average(self.recipe, self.name)
 
     @property
     def augmentation(self) -> AugmentSettings:
@@ -95,6 +97,8 @@ class Shipped:
     heads_kept: bool
     """Whether the cohort's heads are the trained ones; where no checkpoint is left they are new, in the same places."""
     data: ImageData | None
+    is_best: bool = False
+    """Whether it is of the epoch with the lowest validation error, instead of the last."""
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
@@ -107,10 +111,32 @@ class Shipped:
         return normalise(centre_crop(pixels_BCHW, self.history.augmentation), mean, std)
 
 
-def take_out(run: Path, name: str) -> Shipped:
-    """The network called ``name`` in the run's recipe."""
+def take_out(run: Path, name: str, *, best: bool = False) -> Shipped:
+    """The network called ``name`` in the run's recipe, as it was in the end or when it was ``best``."""
     history = History.read(run, name)
+    if best:
+        return replace(_from_checkpoint(history, best_checkpoint(history.folder)), is_best=True)
     return _from_finished(history) if history.finished else _from_interrupted(history)
+
+
+def best_checkpoint(folder: RunFolder) -> Saved:
+    saved = Store(folder.best).newest()
+    if saved is None:
+        raise ValueError(
+            f"{folder.path} has kept no best checkpoint: that takes a training with checkpoints.best=true and "
+            "data.validation=0.1 or so; leave out --best"
+        )
+    return saved
+
+
+def plain_weights(recipe: Recipe, name: str, saved: Saved) -> dict[str, Tensor]:
+    """What ships of a network, out of all that a checkpoint holds."""
+    prefix = f"average/{name}." if ships_average(recipe, name) else f"cohort/members.{name}.backbone."
+    return _below(prefix, saved.tensors)
+
+
+def ships_average(recipe: Recipe, name: str) -> bool:
+    return recipe.ema > 0 and name not in recipe.graph.frozen
 
 
 def _from_finished(history: History) -> Shipped:
@@ -126,20 +152,32 @@ def _from_finished(history: History) -> Shipped:
 
 
 def _from_interrupted(history: History) -> Shipped:
-    run, name = history.folder.path, history.name
-    command = shlex.join(["codistill", "train", str(history.folder.recipe), "--out", str(run)])
     saved = history.store.newest()
     if saved is None:
-        raise ValueError(f"{run} has saved nothing yet, so there is no network to export; train on with: {command}")
+        raise ValueError(
+            f"{history.folder.path} has saved nothing yet, so there is no network to export; "
+            f"train on with: {history.folder.continuing()}"
+        )
+    return _from_checkpoint(history, saved)
+
+
+def _from_checkpoint(history: History, saved: Saved) -> Shipped:
     data = history.data_at_hand()
+    weights = plain_weights(history.recipe, history.name, saved)
+    return _shipped(history, Position(**saved.state["position"]), _identity(history, data), weights, saved, data)
+
+
+def _identity(history: History, data: ImageData | None) -> Identity:
+    if history.finished:
+        identity, _ = read_weights(history.folder.weights(history.name))
+        return identity
     if data is None:
         raise ValueError(
-            f"{run} is not finished, and until then only its data tell how images are normalised, but those of "
-            f"{history.report['name']} are not at hand, or are others now; put them back, or finish with: {command}"
+            f"{history.folder.path} is not finished, and until then only its data tell how images are normalised, but "
+            f"those of {history.report['name']} are not at hand, or are others now; put them back, or finish with: "
+            f"{history.folder.continuing()}"
         )
-    identity = Identity.of_data(history.recipe.networks[name], data)
-    weights = _below(f"average/{name}." if history.averaged else f"cohort/members.{name}.backbone.", saved.tensors)
-    return _shipped(history, Position(**saved.state["position"]), identity, weights, saved, data)
+    return Identity.of_data(history.recipe.networks[history.name], data)
 
 
 def _shipped(

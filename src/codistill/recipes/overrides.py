@@ -9,6 +9,13 @@ from codistill.recipes.errors import Problem, RecipeError, brief, typed
 from codistill.recipes.schema import Recipe
 
 COMMAND_LINE = "command line"
+# Where a run is computed and kept: what is learned does not depend on it, but for the rounding of another machine.
+WHERE = (
+    *("checkpoints", "data.folder", "data.resident", "data.workers", "data.timeout_s"),
+    *("runtime.device", "runtime.threads"),
+)
+# And by which kernels, which round otherwise too: a run may go on with others, and a table says which were used.
+WHERE_AND_HOW = (*WHERE, "runtime.compile", "runtime.capture")
 
 
 def apply(recipe: Recipe | Values | Draft, assignments: Sequence[str]) -> Recipe:
@@ -55,6 +62,16 @@ def difference(old: Recipe, new: Recipe) -> list[str]:
         for key in dict.fromkeys([*before, *after])
         if before.get(key) != after.get(key)
     ]
+
+
+def key_of(difference_line: str) -> str:
+    """The key in a line of ``difference``."""
+    return difference_line.partition(": ")[0]
+
+
+def is_below(key: str, parents: Sequence[str]) -> bool:
+    """Whether a key is one of ``parents`` or inside one: ``runtime.threads`` is inside ``runtime``."""
+    return any(key == parent or key.startswith(f"{parent}.") for parent in parents)
 
 
 _ABSENT = "(none)"

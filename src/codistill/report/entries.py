@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations
 
+from codistill.recipes.overrides import key_of
 from codistill.recipes.schema import Recipe
 from codistill.report.runs import SeenRun
 from codistill.report.sources import Found
@@ -13,7 +14,7 @@ from codistill.studies import catalogue
 from codistill.studies.published import Setting, setting_of
 from codistill.studies.report import Report, build, differing
 from codistill.studies.rows import LABELS, group, title
-from codistill.studies.study import PaperNumbers, Row, Study, key_of, slug
+from codistill.studies.study import PaperNumbers, Row, Study, slug
 from codistill.studies.tables import Table
 
 FEW_ENTRIES = 4  # up to so many, each is compared with each; beyond, with the first

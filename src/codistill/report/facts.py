@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 
 from codistill import recipes
 from codistill.recipes import difference
+from codistill.recipes.overrides import key_of
 from codistill.recipes.schema import Recipe
 from codistill.report import curves
 from codistill.report.blocks import Axis, Block, Code, Fold, Grid, Words
@@ -14,7 +15,6 @@ from codistill.report.runs import SeenRun
 from codistill.studies.costs import training_flops
 from codistill.studies.report import differing
 from codistill.studies.statistics import summarise
-from codistill.studies.study import key_of
 from codistill.studies.tables import Cell, Table
 
 TIME_UNITS = {"h": 3600, "min": 60, "s": 1}

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -16,18 +17,30 @@ from codistill.studies.runs import Run
 Kind = tuple[object, ...]
 
 
+class Bar(Progress):
+    """Drawn when it is asked to be, and nowhere on a terminal that is gone."""
+
+    def refresh(self) -> None:
+        with suppress(OSError):
+            super().refresh()
+
+
 class Display:
-    """Shows all ``runs`` and tells how long the rest will take, as far as what is done can tell."""
+    """Shows all ``runs`` and tells how long the rest will take, as far as what is done can tell.
+
+    A closed terminal must not end a study: what cannot be said there stays unsaid.
+    """
 
     def __init__(self, runs: Sequence[Run], console: Console) -> None:
         self.runs, self.console = runs, console
-        self.bar = Progress(
+        self.bar = Bar(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
             TextColumn("{task.fields[note]}"),
             console=console,
             disable=not console.is_terminal,
             transient=True,
+            auto_refresh=False,
         )
         self._overall = self.bar.add_task("study", total=len(runs), note="")
         self._tasks: dict[Path, TaskID] = {}
@@ -39,10 +52,12 @@ class Display:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.bar.stop()
+        with suppress(OSError):
+            self.bar.stop()
 
     def say(self, text: str) -> None:
-        self.bar.console.print(text, highlight=False)
+        with suppress(OSError):
+            self.bar.console.print(text, highlight=False)
 
     def started(self, run: Run) -> None:
         epochs = run.recipe.length.epochs
@@ -66,7 +81,7 @@ class Display:
             self.bar.update(self._tasks[run.folder], completed=done, note=f"{done}/{epochs} epochs")
         finished = sum(run.finished for run in self.runs)
         note = f"{finished}/{len(self.runs)} runs, {self._left()}"
-        self.bar.update(self._overall, completed=finished + shares, note=note)
+        self.bar.update(self._overall, completed=finished + shares, note=note, refresh=True)
 
     def _left(self) -> str:
         seconds = remaining_s(self.runs, len(self._tasks))

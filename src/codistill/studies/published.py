@@ -8,12 +8,13 @@ from typing import Any
 from codistill.engine.files import to_json, write_atomically
 from codistill.engine.folder import RunFolder, read_result_file
 from codistill.recipes import Recipe
+from codistill.recipes.overrides import is_below, key_of
 from codistill.studies import catalogue
 from codistill.studies.output import write
-from codistill.studies.report import Results, build, differing, is_below
+from codistill.studies.report import Results, build, differing
 from codistill.studies.results import Result, read_result
 from codistill.studies.runs import run_name
-from codistill.studies.study import Row, Study, key_of
+from codistill.studies.study import Row, Study
 
 MAX_PUBLISHED_BYTES = 300_000
 # Published runs may differ in these from a study's row and still be of it; each such difference is printed.

@@ -6,18 +6,19 @@ from functools import partial
 from typing import Any
 
 from codistill.recipes import Recipe, difference
+from codistill.recipes.overrides import WHERE, is_below, key_of
 from codistill.studies.costs import training_flops
 from codistill.studies.results import Result
 from codistill.studies.runs import run_name
 from codistill.studies.statistics import Difference, paired_difference, summarise
-from codistill.studies.study import Row, Study, key_of
+from codistill.studies.study import Row, Study
 from codistill.studies.tables import Cell, Table
 
 # Below this share of the paper's length the methods cannot be told apart: they are regularisers.
 CONCLUSIVE_SCALE = 0.5
 METRICS = {"top1_error": "top-1", "top5_error": "top-5"}
-# How and where a run was computed, and what a study itself sets; everything else that differs is a deviation.
-NO_DEVIATION = ("name", "seed", "start", "checkpoints", "data.folder", "runtime.threads", "runtime.device")
+# Where a run was computed, and what a study itself sets; everything else that differs is a deviation.
+NO_DEVIATION = ("name", "seed", "start", *WHERE)
 
 # Deviations beyond which the paper's number says nothing about ours.
 INCOMPARABLE = ("networks", "method", "heads", "data.name", "data.wrong_labels")
@@ -69,11 +70,6 @@ def deviations(row: Row, result: Result) -> list[str]:
 def differing(first: Recipe, second: Recipe) -> list[str]:
     """What makes two recipes different trainings: not the seed, nor where and how often files are kept."""
     return [line for line in difference(first, second) if not is_below(key_of(line), NO_DEVIATION)]
-
-
-def is_below(key: str, parents: Sequence[str]) -> bool:
-    """Whether a key is one of ``parents`` or inside one: ``runtime.threads`` is inside ``runtime``."""
-    return any(key == parent or key.startswith(f"{parent}.") for parent in parents)
 
 
 def _errors(study: Study, found: Results, seeds: Sequence[int], best_epoch: bool) -> Table:

@@ -1,6 +1,5 @@
 """Runs a study's trainings in child processes: several at once, each a `codistill train` that can be continued."""
 
-import signal
 import subprocess
 import sys
 import time
@@ -17,7 +16,6 @@ from codistill.studies.crowd import Crowd
 from codistill.studies.progress import Display
 from codistill.studies.runs import Run
 
-ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C, `kill`, and a closed terminal
 STOPPED = 75  # what `codistill train` ends with when it was interrupted and has saved
 POLL_S = 0.2
 TAIL_LINES = 8
@@ -68,28 +66,31 @@ def run_all(
     """Bring every run to its end, as many at a time as the crowd allows; what is finished is left alone, what was begun
     is continued.
 
-    A failed run does not stop the others. Ctrl-C (or SIGTERM) asks the children to save and stop.
+    A failed run does not stop the others. Ctrl-C (or another of ``SIGNALS``) asks the children to save and stop.
     """
     waiting = [run for run in runs if not run.finished]
     children: list[_Child] = []
     outcome = Outcome()
     heard = _Heard()
-    with handled(ASKING, heard), display:
-        while children or (waiting and not outcome.interrupted):
-            if heard.count > outcome.interrupted:
-                _stop(children, display, at_once=outcome.interrupted)
-                outcome.interrupted = True
-            _drop_blocked(waiting, outcome)
-            while not outcome.interrupted and len(children) < crowd.size and (run := _next_ready(waiting)):
-                children.append(_start(run, out, command))
-                waiting.remove(run)
-                display.started(run)
-            for child in [child for child in children if child.process.poll() is not None]:
-                children.remove(child)
-                _conclude(child, outcome, display)
-            crowd.observe([child.run for child in children])
-            display.update([child.run for child in children])
-            time.sleep(POLL_S)
+    try:
+        with handled(heard), display:
+            while children or (waiting and not outcome.interrupted):
+                if heard.count > outcome.interrupted:
+                    _stop(children, display, at_once=outcome.interrupted)
+                    outcome.interrupted = True
+                _drop_blocked(waiting, outcome)
+                while not outcome.interrupted and len(children) < crowd.size and (run := _next_ready(waiting)):
+                    children.append(_start(run, out, command))
+                    waiting.remove(run)
+                    display.started(run)
+                for child in [child for child in children if child.process.poll() is not None]:
+                    children.remove(child)
+                    _conclude(child, outcome, display)
+                crowd.observe([child.run for child in children])
+                display.update([child.run for child in children])
+                time.sleep(POLL_S)
+    finally:
+        _leave_nobody(children)
     return outcome
 
 
@@ -147,13 +148,21 @@ def _conclude(child: _Child, outcome: Outcome, display: Display) -> None:
 
 def _stop(children: Sequence[_Child], display: Display, *, at_once: bool) -> None:
     """Ask every child to save; the second time, end them: what they saved before stays."""
-    if not at_once:
-        display.say("Stopping: the running trainings save first. Once more ends them at once.")
     for child in children:
         if at_once:
             child.process.kill()
         else:
-            child.process.send_signal(signal.SIGINT)
+            child.process.terminate()
+    if not at_once:
+        display.say("Stopping: the running trainings save first. Once more ends them at once.")
+
+
+def _leave_nobody(children: Sequence[_Child]) -> None:
+    """Whatever ended the study, no training goes on without it: in groups of their own, nothing else reaches them."""
+    for child in children:
+        child.process.terminate()
+    for child in children:
+        child.process.wait()
 
 
 class _Heard:

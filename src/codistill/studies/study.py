@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from codistill.networks.names import parse
 from codistill.recipes import Recipe, apply, difference
+from codistill.recipes.overrides import key_of
 from codistill.studies.statistics import Summary
 from codistill.wording import unknown
 
@@ -151,8 +152,3 @@ def is_network(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def key_of(difference_line: str) -> str:
-    """The key in a line of ``recipes.difference``."""
-    return difference_line.partition(": ")[0]
