@@ -13,6 +13,7 @@ from codistill import recipes
 from codistill.cli.output import console
 from codistill.recipes.schema import Recipe
 from codistill.studies.costs import sizes
+from codistill.transfer.graph import LEARNING_PASSES
 
 if TYPE_CHECKING:
     from codistill.cohort import Cohort
@@ -51,15 +52,14 @@ class Costs:
     network: str
     backbone: "Cost"
     heads: "Cost"
-    passes: int
-    """Forward passes that a training step of it costs as much as; 1 for one that is frozen."""
+    learns: bool
     plan: dict[str, HeadPlan]
     """Its heads by the name of their exit."""
 
     @property
     def training_flops(self) -> int:
         """For one image: forward and backward, or forward alone where nothing learns."""
-        return (self.backbone.flops + self.heads.flops) * self.passes
+        return (self.backbone.flops + self.heads.flops) * (LEARNING_PASSES if self.learns else 1)
 
     @property
     def heads_share(self) -> float:
@@ -121,7 +121,7 @@ def count(recipe: Recipe, seen: Input) -> dict[str, Costs]:
         parts = [head.cost for head in plan.values()]
         heads = Cost(sum(part.parameters for part in parts), sum(part.flops for part in parts))
         plain = cost(member.get_submodule("backbone"), shape)
-        costs[name] = Costs(recipe.networks[name], plain, heads, graph.passes(name), plan)
+        costs[name] = Costs(recipe.networks[name], plain, heads, name not in graph.frozen, plan)
     return costs
 
 
@@ -150,7 +150,7 @@ def costs_table(costs: dict[str, Costs]) -> Table:
         table.add_column(heading, justify="right")
     for name, cost in costs.items():
         table.add_row(
-            f"{name}  {cost.network}" + ("" if cost.passes > 1 else "  (frozen)"),
+            f"{name}  {cost.network}" + ("" if cost.learns else "  (frozen)"),
             f"{cost.backbone.parameters:,}",
             _mega(cost.backbone.flops),
             f"{cost.heads.parameters:,}",

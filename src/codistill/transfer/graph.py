@@ -16,6 +16,8 @@ from codistill.transfer import drawing
 from codistill.wording import unknown
 
 LABELS = "labels"
+LEARNING_PASSES = 3
+"""A backward pass computes gradients of inputs and of weights: twice the forward pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +163,8 @@ class TransferGraph:
         return tuple(network for network in self.outline.networks if network not in learning)
 
     def passes(self, network: str) -> int:
-        """Forward passes that cost as much as a training step of it: gradients of inputs and weights take two more."""
-        return 1 if network in self.frozen else 3
+        """Forward passes that cost as much as a training step of it."""
+        return 1 if network in self.frozen else LEARNING_PASSES
 
     @property
     def exits(self) -> dict[str, tuple[str, ...]]:
