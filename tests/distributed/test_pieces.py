@@ -13,7 +13,15 @@ from ranks import checksums, ranks_of, recipe_of, together, wait_for
 from safetensors.torch import load_file, save_file
 from test_crew import end_oddly, written_bytes
 from test_mesh import mesh_of, take_steps, training_of
-from test_shares import assert_close, assert_same_story, shared_recipe, tensors, train_alone, train_meshed
+from test_shares import (
+    assert_close,
+    assert_same_story,
+    shared_recipe,
+    tensors,
+    train_alone,
+    train_meshed,
+    trained_alone,
+)
 from torch import Tensor
 
 from codistill.cohort import Cohort
@@ -36,11 +44,7 @@ def sharded_recipe(variant: str = "dcm", **changes: Any) -> Recipe:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
-    folders = {}
-    for variant in VARIANTS:
-        folders[variant] = tmp_path_factory.mktemp("alone") / "run"
-        assert in_new_process(train_alone, sharded_recipe(variant), folders[variant]) == 0
-    return folders
+    return trained_alone({variant: sharded_recipe(variant) for variant in VARIANTS}, tmp_path_factory)
 
 
 @pytest.mark.parametrize(

@@ -91,13 +91,18 @@ def lines(folder: Path) -> list[str]:
     return found
 
 
+def trained_alone(recipes: Mapping[str, Recipe], places: pytest.TempPathFactory) -> dict[str, Path]:
+    """Where each was trained in one process."""
+    folders = {}
+    for variant, recipe in recipes.items():
+        folders[variant] = places.mktemp("alone") / "run"
+        assert in_new_process(train_alone, recipe, folders[variant]) == 0
+    return folders
+
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
-    folders = {}
-    for variant in VARIANTS:
-        folders[variant] = tmp_path_factory.mktemp("alone") / "run"
-        assert in_new_process(train_alone, shared_recipe(variant), folders[variant]) == 0
-    return folders
+    return trained_alone({variant: shared_recipe(variant) for variant in VARIANTS}, tmp_path_factory)
 
 
 @pytest.mark.parametrize(
