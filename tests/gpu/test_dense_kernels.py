@@ -20,6 +20,12 @@ TOLERANCE = 1e-3
 """Relative, in float32: one gradient of many thousands may stand on the other side of ReLU's corner."""
 
 
+@pytest.fixture(autouse=True)
+def whole_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not TF32, which is torch's default for convolutions."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
 def a_stage() -> DenseStage:
     """Two dense blocks with a transition between, channels that need padding and channels that need none."""
     torch.manual_seed(1)

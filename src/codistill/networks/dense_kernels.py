@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from codistill.networks.kernels import Apart, weight_gradient
 from codistill.networks.norm_kernels import activate, gradient_sums, input_gradient, own_tile, statistics, tile
-from codistill.networks.normalising import STAGES, Shape, processors, tickets
+from codistill.networks.normalising import STAGES, Shape, tickets
 
 ALIGNED = 16
 """Channels of what a convolution reads and writes are a multiple of this."""
@@ -33,13 +33,14 @@ def aligned(channels: int) -> int:
 
 @triton.jit
 def copy_columns(
-    source, source_pitch, source_rows, source_columns, out, rows, columns, BM: tl.constexpr, BC: tl.constexpr
-):
+    source, source_pitch, source_rows, source_columns, out, rows, pitch, UNIT: tl.constexpr, BM: tl.constexpr,
+    BC: tl.constexpr,
+):  # fmt: skip
     """Rows of another length: cut off, or filled up with zeros."""
-    row, channels = own_tile(columns, BM, BC)
-    at, here = tile(row, source_rows, source_pitch, channels, channels < source_columns, BM)
+    row, channels = own_tile(pitch * UNIT, BM, BC)
+    at, here = tile(row, source_rows, source_pitch * UNIT, channels, source_columns, BM)
     value = tl.load(source + at, mask=here, other=0.0)
-    at, here = tile(row, rows, columns, channels, channels < columns, BM)
+    at, here = tile(row, rows, pitch * UNIT, channels, pitch * UNIT, BM)
     tl.store(out + at, value, mask=here)
 
 
@@ -47,9 +48,11 @@ def copied(source: Tensor, out: Tensor, *, first: int = 0, count: int | None = N
     """``out`` filled with ``count`` channels of ``source`` from the ``first`` on, and with zeros where it has more."""
     pitch, columns = source.shape[1], out.shape[1]
     count = min(pitch, columns) if count is None else count
-    shape = Shape.of(out)
-    rows = source.numel() // pitch
-    copy_columns[shape.over_tiles()](in_rows(source)[first:], pitch, rows, count, out, shape.rows, columns, **shape.cut)
+    shape = Shape.of(out, pitch)
+    copy_columns[shape.over_tiles()](
+        in_rows(source)[first:], pitch // shape.unit, source.numel() // pitch, count, out, shape.rows,
+        columns // shape.unit, **shape.cut,
+    )  # fmt: skip
     return out
 
 
@@ -90,13 +93,14 @@ class DenseBlock(torch.autograd.Function):
         activated, wide_kernels = [], []
         for state, scale, offset, kernel in layers:
             growth, width = len(kernel), len(scale)
-            before = room(x, len(x), aligned(width))
-            shape = Shape.of(before)
+            wide = min(aligned(width), total)  # the kernel reads what comes after them too, and writes zeros
+            before = room(x, len(x), wide)
+            shape = Shape.of(before, total)
             activate[shape.over_tiles()](
-                features, total, None, moments, total, scale, offset, state.running_mean, state.running_var,
-                state.momentum, before, aligned(width), shape.rows, width, *RELU, **shape.cut,
+                features, total // shape.unit, None, moments, total, scale, offset, state.running_mean,
+                state.running_var, state.momentum, before, wide // shape.unit, shape.rows, width, *RELU, **shape.cut,
             )  # fmt: skip
-            wide_kernel = copied(kernel, room(kernel, aligned(growth), aligned(width), x.dtype))
+            wide_kernel = copied(kernel, room(kernel, aligned(growth), wide, x.dtype))
             grown = F.conv2d(before, wide_kernel, None, 1, PADDING).contiguous(memory_format=torch.channels_last)
             write(grown, growth, features, moments, width, eps)
             activated.append(before)
@@ -121,16 +125,18 @@ class DenseBlock(torch.autograd.Function):
             of_kernel = weight_gradient(ctx.apart, kernel, compute, (grown, before))
             arriving = convolution_gradients(grown, before, wide_kernel, (True, False, False))[0]
             arriving = arriving.contiguous(memory_format=torch.channels_last)
-            shape = Shape.of(arriving)
+            shape = Shape.of(arriving, total)
+            arriving_pitch, pitch = arriving.shape[1] // shape.unit, total // shape.unit
             parts, sums = moments.new_empty(shape.parts, 2, width), moments.new_empty(2, width)
             known = moments, total, scale, offset
             gradient_sums[shape.over_parts()](
-                arriving, arriving.shape[1], None, features, total, None, *known, parts,
+                arriving, arriving_pitch, None, features, pitch, None, *known, parts,
                 tickets.take(into.device, shape.columns), sums, None, shape.rows, width, *RELU, STAGES=STAGES,
                 **shape.cut,
             )  # fmt: skip
+            # Channels after its own may get anything: the layers that made them had their gradients already.
             input_gradient[shape.over_tiles()](
-                arriving, arriving.shape[1], features, total, into, *known, sums, into, shape.rows, width, *RELU,
+                arriving, arriving_pitch, features, pitch, into, *known, sums, into, shape.rows, width, *RELU,
                 **shape.cut,
             )  # fmt: skip
             found = [sums[1], sums[0], of_kernel, *found]
@@ -140,12 +146,13 @@ class DenseBlock(torch.autograd.Function):
 
 def write(x: Tensor, width: int, features: Tensor, moments: Tensor, first: int, eps: float) -> None:
     """``width`` channels of ``x`` to the place of the ``first``."""
-    shape = Shape(x.numel() // x.shape[1], width, processors(x.device))
-    parts = moments.new_empty(shape.parts, 2, width)
     total = features.shape[1]
+    shape = Shape.of(x, total, channels=width)
+    parts = moments.new_empty(shape.parts, 2, width)
     statistics[shape.over_parts()](
-        x, x.shape[1], None, in_rows(features)[first:], total, parts, tickets.take(x.device, shape.columns),
-        moments.view(-1)[first:], total, shape.rows, width, eps, STAGES=STAGES, **shape.cut,
+        x, x.shape[1] // shape.unit, None, in_rows(features)[first:], total // shape.unit, parts,
+        tickets.take(x.device, shape.columns), moments.view(-1)[first:], total, shape.rows, width, eps, STAGES=STAGES,
+        **shape.cut,
     )  # fmt: skip
 
 

@@ -1,8 +1,9 @@
 """Triton's kernels for batch normalisation, addition of a shortcut and activation: two forward, two backward.
 
-Feature maps lie in memory pixel by pixel: ``rows`` of them, ``pitch`` numbers from one to the next, of which the first
-``width`` are meant. ``moments`` are means, reciprocal deviations and variances, ``total`` numbers each. Sums have a
-fixed order: every run gives the same bits. Triton comes with torch for CUDA.
+Feature maps lie in memory pixel by pixel: ``rows`` of them, ``pitch`` times ``UNIT`` numbers from one to the next, of
+which the first ``width`` are meant. Whatever lies beyond may be read, since a unit at a time is faster, but counts for
+nothing. ``moments`` are means, reciprocal deviations and variances, ``total`` numbers each. Sums have a fixed order:
+every run gives the same bits. Triton comes with torch for CUDA.
 """
 
 import triton
@@ -11,8 +12,8 @@ import triton.language as tl
 
 @triton.jit
 def statistics(
-    x, pitch, added, out, out_pitch, parts, tickets, moments, total, rows, width, eps, BM: tl.constexpr,
-    BC: tl.constexpr, STAGES: tl.constexpr,
+    x, pitch, added, out, out_pitch, parts, tickets, moments, total, rows, width, eps, UNIT: tl.constexpr,
+    BM: tl.constexpr, BC: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The moments of every channel of x, or of the sum of x and what is added, which is written to out.
 
@@ -24,19 +25,19 @@ def statistics(
         shift += tl.load(added + channels, mask=there, other=0.0).to(tl.float32)
     first, second = tl.zeros((BM, BC), tl.float32), tl.zeros((BM, BC), tl.float32)
     for start in tl.range(tl.program_id(1) * BM, rows, tl.num_programs(1) * BM, num_stages=STAGES):
-        at, here = tile(start, rows, pitch, channels, there, BM)
+        at, here = tile(start, rows, pitch * UNIT, channels, pitch * UNIT, BM)
         value = tl.load(x + at, mask=here, other=0.0)
         if added is not None:  # rounded as it is stored, so that the moments are of what will be read
             more = tl.load(added + at, mask=here, other=0.0).to(tl.float32)
             value = (value.to(tl.float32) + more).to(x.dtype.element_ty)
         if out is not None:
-            out_at, _ = tile(start, rows, out_pitch, channels, there, BM)
-            tl.store(out + out_at, value, mask=here)
+            out_at, out_here = tile(start, rows, out_pitch * UNIT, channels, width, BM)
+            tl.store(out + out_at, value, mask=out_here)
         difference = tl.where(here, value.to(tl.float32) - shift[None, :], 0.0)
         first += difference
         second += difference * difference
     if is_last(parts, tickets, tl.sum(first, axis=0), tl.sum(second, axis=0), channels, there, width):
-        first_total, second_total = totals(parts, channels, there, width, BM, BC)
+        first_total, second_total = totals(parts, channels, width, BM, BC)
         shifted = first_total / rows
         variance = second_total / rows - shifted * shifted
         variance = tl.where(variance < 0.0, 0.0, variance)
@@ -48,21 +49,22 @@ def statistics(
 @triton.jit
 def activate(
     x, pitch, shortcut, moments, total, weight, bias, running_mean, running_var, momentum, out, out_pitch, rows, width,
-    LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+    LOW: tl.constexpr, HIGH: tl.constexpr, UNIT: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """clamp(norm(x) + shortcut), and zeros where out has more channels; and the layer's running statistics."""
-    row, channels = own_tile(out_pitch, BM, BC)
+    row, channels = own_tile(out_pitch * UNIT, BM, BC)
     there = channels < width
     mean, _, scale, offset = affine(moments, weight, bias, channels, there, total)
-    at, here = tile(row, rows, pitch, channels, there, BM)
+    at, here = tile(row, rows, pitch * UNIT, channels, out_pitch * UNIT, BM)
     value = tl.load(x + at, mask=here, other=0.0).to(tl.float32) * scale[None, :] + offset[None, :]
+    value = tl.where(there[None, :], value, 0.0)
     if shortcut is not None:
         value += tl.load(shortcut + at, mask=here, other=0.0).to(tl.float32)
     if LOW is not None:
         value = tl.where(value < LOW, LOW, value)
     if HIGH is not None:
         value = tl.where(value > HIGH, HIGH, value)
-    at, here = tile(row, rows, out_pitch, channels, channels < out_pitch, BM)
+    at, here = tile(row, rows, out_pitch * UNIT, channels, out_pitch * UNIT, BM)
     tl.store(out + at, value, mask=here)
     if row == 0:
         variance = tl.load(moments + 2 * total + channels, mask=there, other=0.0)
@@ -73,7 +75,8 @@ def activate(
 @triton.jit
 def gradient_sums(
     gradient, gradient_pitch, another, x, pitch, out, moments, total, weight, bias, parts, tickets, sums, passed, rows,
-    width, LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr, STAGES: tl.constexpr,
+    width, LOW: tl.constexpr, HIGH: tl.constexpr, UNIT: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """The gradients of bias and weight, which that of the input needs.
 
@@ -83,11 +86,11 @@ def gradient_sums(
     mean, deviation, scale, offset = affine(moments, weight, bias, channels, there, total)
     first, second = tl.zeros((BM, BC), tl.float32), tl.zeros((BM, BC), tl.float32)
     for start in tl.range(tl.program_id(1) * BM, rows, tl.num_programs(1) * BM, num_stages=STAGES):
-        gradient_at, here = tile(start, rows, gradient_pitch, channels, there, BM)
+        gradient_at, here = tile(start, rows, gradient_pitch * UNIT, channels, gradient_pitch * UNIT, BM)
         arriving = tl.load(gradient + gradient_at, mask=here, other=0.0).to(tl.float32)
         if another is not None:
             arriving += tl.load(another + gradient_at, mask=here, other=0.0).to(tl.float32)
-        at, _ = tile(start, rows, pitch, channels, there, BM)
+        at, _ = tile(start, rows, pitch * UNIT, channels, width, BM)
         value = tl.load(x + at, mask=here, other=0.0).to(tl.float32)
         if out is not None:
             activated = tl.load(out + at, mask=here, other=0.0).to(tl.float32)
@@ -99,7 +102,7 @@ def gradient_sums(
         first += arriving
         second += arriving * ((value - mean[None, :]) * deviation[None, :])
     if is_last(parts, tickets, tl.sum(first, axis=0), tl.sum(second, axis=0), channels, there, width):
-        first_total, second_total = totals(parts, channels, there, width, BM, BC)
+        first_total, second_total = totals(parts, channels, width, BM, BC)
         tl.store(sums + channels, first_total, mask=there)
         tl.store(sums + width + channels, second_total, mask=there)
 
@@ -107,17 +110,20 @@ def gradient_sums(
 @triton.jit
 def input_gradient(
     gradient, gradient_pitch, x, pitch, beside, moments, total, weight, bias, sums, out, rows, width,
-    LOW: tl.constexpr, HIGH: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+    LOW: tl.constexpr, HIGH: tl.constexpr, UNIT: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """``beside`` is the gradient that comes to the same input from elsewhere; it may be where the sum is written."""
-    row, channels = own_tile(gradient_pitch, BM, BC)
+    """``beside`` is the gradient that comes to the same input from elsewhere; it may be where the sum is written.
+
+    Channels beyond ``width`` get anything, as far as ``gradient`` has some.
+    """
+    row, channels = own_tile(gradient_pitch * UNIT, BM, BC)
     there = channels < width
     mean, deviation, scale, offset = affine(moments, weight, bias, channels, there, total)
     mean_gradient = tl.load(sums + channels, mask=there, other=0.0) / rows
     correlation = tl.load(sums + width + channels, mask=there, other=0.0) / rows
-    at, here = tile(row, rows, gradient_pitch, channels, there, BM)
+    at, here = tile(row, rows, gradient_pitch * UNIT, channels, gradient_pitch * UNIT, BM)
     arriving = tl.load(gradient + at, mask=here, other=0.0).to(tl.float32)
-    at, here = tile(row, rows, pitch, channels, there, BM)
+    at, _ = tile(row, rows, pitch * UNIT, channels, width, BM)
     value = tl.load(x + at, mask=here, other=0.0).to(tl.float32)
     arriving = let_through(arriving, value * scale[None, :] + offset[None, :], LOW, HIGH)
     normal = (value - mean[None, :]) * deviation[None, :]
@@ -141,10 +147,10 @@ def own_tile(width, BM: tl.constexpr, BC: tl.constexpr):
 
 
 @triton.jit
-def tile(start, rows, width, channels, there, BM: tl.constexpr):
+def tile(start, rows, pitch, channels, width, BM: tl.constexpr):
     """Where its numbers lie, and which of them there are."""
     own_rows = start + tl.arange(0, BM)
-    return own_rows[:, None] * width + channels[None, :], (own_rows < rows)[:, None] & there[None, :]
+    return own_rows[:, None] * pitch + channels[None, :], (own_rows < rows)[:, None] & (channels < width)[None, :]
 
 
 @triton.jit
@@ -185,11 +191,11 @@ def is_last(parts, tickets, first, second, channels, there, width):
 
 
 @triton.jit
-def totals(parts, channels, there, width, BM: tl.constexpr, BC: tl.constexpr):
+def totals(parts, channels, width, BM: tl.constexpr, BC: tl.constexpr):
     """What the programs stored, in a fixed order; not from a cache that others do not write to."""
     first, second = tl.zeros((BM, BC), tl.float32), tl.zeros((BM, BC), tl.float32)
     for start in range(0, tl.num_programs(1), BM):
-        at, here = tile(start, tl.num_programs(1), 2 * width, channels, there, BM)
+        at, here = tile(start, tl.num_programs(1), 2 * width, channels, width, BM)
         first += tl.load(parts + at, mask=here, other=0.0, cache_modifier=".cg")
         second += tl.load(parts + width + at, mask=here, other=0.0, cache_modifier=".cg")
     return tl.sum(first, axis=0), tl.sum(second, axis=0)

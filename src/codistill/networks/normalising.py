@@ -21,6 +21,8 @@ FEWEST_CHANNELS, MOST_CHANNELS = 16, 64
 """Of a tile: enough to fill what memory moves at once, few enough that every processor gets rows."""
 MANY = 10_000_000
 """From so many numbers on, two programs to a processor add them up; below, the sums of so many would take longer."""
+UNIT = 16
+"""Numbers that memory moves at once for a thread, or more: what lies at multiples of it is read and written fastest."""
 TICKETS = 1 << 20
 """So many that none is taken again while it is in use."""
 
@@ -31,12 +33,16 @@ class Shape:
 
     rows: int
     channels: int
+    unit: int
+    """What pitches are multiples of, and counted in."""
     processors: int
 
     @classmethod
-    def of(cls, x_BCHW: Tensor) -> "Shape":
-        channels = x_BCHW.shape[1]
-        return cls(x_BCHW.numel() // channels, channels, processors(x_BCHW.device))
+    def of(cls, x_BCHW: Tensor, *pitches: int, channels: int | None = None) -> "Shape":
+        """For a kernel that works on its channels, or on so many of them, and in maps of other pitches too."""
+        pitch = x_BCHW.shape[1]
+        unit = math.gcd(UNIT, pitch, *pitches)
+        return cls(x_BCHW.numel() // pitch, channels or pitch, unit, processors(x_BCHW.device))
 
     @property
     def tile_channels(self) -> int:
@@ -66,7 +72,7 @@ class Shape:
 
     @property
     def cut(self) -> dict[str, int]:
-        return {"BM": self.tile_rows, "BC": self.tile_channels, "num_warps": WARPS}
+        return {"UNIT": self.unit, "BM": self.tile_rows, "BC": self.tile_channels, "num_warps": WARPS}
 
 
 @cache
@@ -96,11 +102,11 @@ tickets = Tickets()
 def moments_of(x: Tensor, eps: float, *, added: Tensor | None = None, out: Tensor | None = None) -> Tensor:
     """Mean, reciprocal deviation and variance of every channel: of x, or of the sum, which is written to ``out``."""
     shape = Shape.of(x)
-    width = shape.channels
+    width, pitch = shape.channels, shape.channels // shape.unit
     parts = x.new_empty(shape.parts, 2, width, dtype=torch.float32)
     moments = x.new_empty(3, width, dtype=torch.float32)
     statistics[shape.over_parts()](
-        x, width, added, out, width, parts, tickets.take(x.device, shape.columns), moments, width, shape.rows, width,
+        x, pitch, added, out, pitch, parts, tickets.take(x.device, shape.columns), moments, width, shape.rows, width,
         eps, STAGES=STAGES, **shape.cut,
     )  # fmt: skip
     return moments
@@ -136,14 +142,14 @@ class NormActivate(torch.autograd.Function):
         bounds: tuple[float | None, float | None],
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         shape = Shape.of(x)
-        width = shape.channels
+        width, pitch = shape.channels, shape.channels // shape.unit
         if moments is None:
             moments = moments_of(x, eps)
         if shortcut is not None:
             shortcut = shortcut.contiguous(memory_format=torch.channels_last)
         out = torch.empty_like(x)
         activate[shape.over_tiles()](
-            x, width, shortcut, moments, width, weight, bias, running_mean, running_var, momentum, out, width,
+            x, pitch, shortcut, moments, width, weight, bias, running_mean, running_var, momentum, out, pitch,
             shape.rows, width, *bounds, **shape.cut,
         )  # fmt: skip
         ctx.save_for_backward(x, out if shortcut is not None else None, moments, weight, bias)
@@ -158,7 +164,7 @@ class NormActivate(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         x, out, moments, weight, bias = ctx.saved_tensors
         shape = Shape.of(x)
-        width = shape.channels
+        width, pitch = shape.channels, shape.channels // shape.unit
         gradient, another, beside = (_channels_last(one) for one in (gradient, another, beside))
         if gradient is None:
             gradient, another = another, None
@@ -166,14 +172,14 @@ class NormActivate(torch.autograd.Function):
         parts, sums = moments.new_empty(shape.parts, 2, width), moments.new_empty(2, width)
         known, bounds = (moments, width, weight, bias), ctx.bounds
         gradient_sums[shape.over_parts()](
-            gradient, width, another, x, width, out, *known, parts, tickets.take(x.device, shape.columns), sums, passed,
+            gradient, pitch, another, x, pitch, out, *known, parts, tickets.take(x.device, shape.columns), sums, passed,
             shape.rows, width, *bounds, STAGES=STAGES, **shape.cut,
         )  # fmt: skip
         if passed is not None:
             gradient, bounds = passed, (None, None)
         leaving = torch.empty_like(x)
         input_gradient[shape.over_tiles()](
-            gradient, width, x, width, beside, *known, sums, leaving, shape.rows, width, *bounds, **shape.cut
+            gradient, pitch, x, pitch, beside, *known, sums, leaving, shape.rows, width, *bounds, **shape.cut
         )
         return leaving, None, None if out is None else passed, sums[1], sums[0], None, None, None, None, None
 
