@@ -148,7 +148,8 @@ class Gather(Collective):
 class Scatter(Collective):
     """Of gradients: everybody gets everybody's of its piece, and adds them up.
 
-    Gloo's own reduce-scatter is an all-reduce, of which all but a piece is thrown away: twice the bytes.
+    Gloo's own reduce-scatter is an all-reduce, of which all but a piece is thrown away: twice the bytes. They travel
+    from the host's memory: given a GPU's, gloo's exchange ends the process.
     """
 
     def __call__(
@@ -160,10 +161,11 @@ class Scatter(Collective):
         async_op: bool = False,
     ) -> None:
         self.crew.traffic.gradient_bytes += input_tensor.nbytes
-        received = torch.empty_like(input_tensor)
+        sent = input_tensor.cpu()
+        received = torch.empty_like(sent)
         with self.waiting():
-            dist.all_to_all_single(received, input_tensor, group=group)
-        torch.sum(received.view(group.size(), -1), 0, out=output_tensor)
+            dist.all_to_all_single(received, sent, group=group)
+        output_tensor.copy_(received.view(group.size(), -1).sum(0))
 
 
 def parts_of(backbone: Backbone) -> list[nn.Module]:

@@ -51,6 +51,7 @@ class CapturedStep:
         self.lowered = Lowered(training.cohort) if training.machine.precision == "bf16" else None
         self.functions = FunctionsBySize(training, self.lowered.cohort if self.lowered else training.cohort)
         self.recorded: dict[int, Recording] = {}
+        self.streams = Streams()
         self.memory = torch.cuda.graph_pool_handle()
         """Of all recordings that are kept: nothing of a step outlives it, and they never run at once."""
 
@@ -103,7 +104,7 @@ class CapturedStep:
         Without ``memory`` to share it has its own, which is free again when the recording is dropped.
         """
         functions = self.functions.for_batch_of(len(draws.indices))
-        way = SideBySide(self.training, functions, self.lowered, beside)
+        way = SideBySide(self.training, functions, self.lowered, beside, self.streams)
         inputs = draws.clone()
 
         def body() -> None:
@@ -113,7 +114,7 @@ class CapturedStep:
             for cohort in (self.training.cohort, way.cohort):
                 cohort.zero_grad(set_to_none=True)
 
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream = self.streams.trunk
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*capturable=True.*")  # these steps are not captured yet
@@ -122,7 +123,7 @@ class CapturedStep:
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=memory):
+        with torch.cuda.graph(graph, pool=memory, stream=stream):
             body()
         way.finish_recording()
         return Recording(graph, inputs, way)
@@ -143,9 +144,11 @@ class SideBySide(PlainWay):
     In bfloat16 the networks are those of a lowered cohort, whose weights the update writes too where it is SGD.
     """
 
-    def __init__(self, training: Training, functions: Functions, lowered: Lowered | None, beside: Beside) -> None:
+    def __init__(
+        self, training: Training, functions: Functions, lowered: Lowered | None, beside: Beside, streams: "Streams"
+    ) -> None:
         super().__init__(training, functions)
-        self.lowered, self.beside = lowered, beside
+        self.lowered, self.beside, self.streams = lowered, beside, streams
         self.cohort = lowered.cohort if lowered else training.cohort
         self.apart = Apart() if beside == "weights" else None
         self.fused = fused_sgd(lowered, training) if lowered else None
@@ -154,7 +157,7 @@ class SideBySide(PlainWay):
         if self.lowered and not self.fused:
             self.lowered.refresh()
         logits: dict[str, Tensor] = {}
-        with Streams() as streams, weights_apart(self.apart):
+        with self.streams as streams, weights_apart(self.apart):
             fork: Fork = nullcontext if self.beside == "nothing" else streams.fork
             fork_head: Fork = streams.fork if self.beside in ("weights", "heads") else nullcontext
             for name, network in self.functions.networks.items():
@@ -215,19 +218,29 @@ def fused_sgd(lowered: Lowered, training: Training) -> "FusedSgd | None":
 
 
 class Streams:
-    """Branches of the work on the device; whoever leaves the block goes on when all are done."""
+    """Branches of the work on the device; whoever leaves the block goes on when all are done.
+
+    Every step forks into the same ones: for each stream, and each thread that uses it, cuBLAS keeps 32 MiB for good.
+    """
+
+    def __init__(self) -> None:
+        self.trunk = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self.branches: list[torch.cuda.Stream] = []
+        self.opened = 0
 
     def __enter__(self) -> "Streams":
         self.here = torch.cuda.current_stream()
-        self.opened: list[torch.cuda.Stream] = []
+        self.opened = 0
         return self
 
     def fork(self) -> AbstractContextManager[object]:
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        if self.opened == len(self.branches):
+            self.branches.append(torch.cuda.Stream())  # type: ignore[no-untyped-call]
+        stream = self.branches[self.opened]
         stream.wait_stream(torch.cuda.current_stream())
-        self.opened.append(stream)
+        self.opened += 1
         return torch.cuda.stream(stream)
 
     def __exit__(self, *_: object) -> None:
-        for stream in self.opened:
+        for stream in self.branches[: self.opened]:
             self.here.wait_stream(stream)

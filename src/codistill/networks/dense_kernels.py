@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from codistill.networks.kernels import Apart, weight_gradient
-from codistill.networks.norm_kernels import activate, gradient_sums, input_gradient, own_tile, statistics, tile
+from codistill.networks.norm_kernels import SIZES, activate, gradient_sums, input_gradient, own_tile, statistics, tile
 from codistill.networks.normalising import STAGES, Shape, tickets
 
 ALIGNED = 16
@@ -31,7 +31,7 @@ def aligned(channels: int) -> int:
     return -(-channels // ALIGNED) * ALIGNED
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def copy_columns(
     source, source_pitch, source_rows, source_columns, out, rows, pitch, UNIT: tl.constexpr, BM: tl.constexpr,
     BC: tl.constexpr,

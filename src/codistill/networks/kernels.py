@@ -189,7 +189,7 @@ class Apart:
     def join(self) -> None:
         for lane in self.lanes.values():
             torch.cuda.current_stream().wait_stream(lane.stream)
-        self.lanes.clear()
+            lane.waiting.clear()
 
 
 @dataclass

@@ -9,8 +9,11 @@ every run gives the same bits. Triton comes with torch for CUDA.
 import triton
 import triton.language as tl
 
+SIZES = ["pitch", "out_pitch", "gradient_pitch", "source_pitch", "total", "rows", "source_rows"]
+"""For all of which one compiled kernel will do."""
 
-@triton.jit
+
+@triton.jit(do_not_specialize=SIZES)
 def statistics(
     x, pitch, added, out, out_pitch, parts, tickets, moments, total, rows, width, eps, UNIT: tl.constexpr,
     BM: tl.constexpr, BC: tl.constexpr, STAGES: tl.constexpr,
@@ -46,7 +49,7 @@ def statistics(
         tl.store(moments + 2 * total + channels, variance, mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def activate(
     x, pitch, shortcut, moments, total, weight, bias, running_mean, running_var, momentum, out, out_pitch, rows, width,
     LOW: tl.constexpr, HIGH: tl.constexpr, UNIT: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
@@ -72,7 +75,7 @@ def activate(
         move(running_var + channels, variance * (rows / (rows - 1.0)), momentum, there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def gradient_sums(
     gradient, gradient_pitch, another, x, pitch, out, moments, total, weight, bias, parts, tickets, sums, passed, rows,
     width, LOW: tl.constexpr, HIGH: tl.constexpr, UNIT: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
@@ -107,7 +110,7 @@ def gradient_sums(
         tl.store(sums + width + channels, second_total, mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def input_gradient(
     gradient, gradient_pitch, x, pitch, beside, moments, total, weight, bias, sums, out, rows, width,
     LOW: tl.constexpr, HIGH: tl.constexpr, UNIT: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
