@@ -105,9 +105,14 @@ class Pieces:
         return self.shapes.get(name)
 
     def _joined(self, piece: Tensor, shape: torch.Size) -> Tensor:
-        stride = torch.empty(shape, device="meta").stride()
+        """In the host's memory. All pieces but the last ones have as many rows, so what they lack is at the end."""
+        rows = -(-shape[0] // self.sharers.count)
+        sent = torch.zeros(rows, *shape[1:], dtype=piece.dtype)
+        sent[: len(piece)] = piece
+        received = [torch.empty_like(sent) for _ in range(self.sharers.count)]
         with self.sharers.crew.talking():
-            return DTensor.from_local(piece, self.mesh, CUT, shape=shape, stride=stride).full_tensor()
+            dist.all_gather(received, sent, group=self.sharers.group)
+        return torch.cat(received)[: shape[0]]
 
 
 def _local(tensor: Tensor) -> Tensor:
@@ -118,7 +123,7 @@ def _local(tensor: Tensor) -> Tensor:
 class Collective:
     """What ``fully_shard`` calls instead of its own, so that who is missing has a name and waiting is counted.
 
-    It also asks for the memory.
+    It also asks for the memory. What travels lies in the host's: given a GPU's, gloo ended the process.
     """
 
     def __init__(self, sharers: Sharers) -> None:
@@ -141,15 +146,17 @@ class Gather(Collective):
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> None:
+        whole = output_tensor if output_tensor.is_cpu else torch.empty_like(output_tensor, device="cpu")
         with self.waiting():
-            dist.all_gather(list(output_tensor.chunk(group.size())), input_tensor, group=group)
+            dist.all_gather(list(whole.chunk(group.size())), input_tensor.cpu(), group=group)
+        if whole is not output_tensor:
+            output_tensor.copy_(whole)
 
 
 class Scatter(Collective):
     """Of gradients: everybody gets everybody's of its piece, and adds them up.
 
-    Gloo's own reduce-scatter is an all-reduce, of which all but a piece is thrown away: twice the bytes. They travel
-    from the host's memory: given a GPU's, gloo's exchange ends the process.
+    Gloo's own reduce-scatter is an all-reduce, of which all but a piece is thrown away: twice the bytes.
     """
 
     def __call__(
