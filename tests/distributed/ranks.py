@@ -1,5 +1,6 @@
 """Real processes that train together, quickly: forked from a server that has imported the engine."""
 
+import faulthandler
 import multiprocessing
 import os
 from collections.abc import Iterator, Mapping
@@ -31,6 +32,7 @@ def _as_rank(function: Any, rank: int, size: int, port: int, timeout_s: float, *
 
     from codistill.distributed.crew import Crew
 
+    faulthandler.enable()  # who dies of a signal says where
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     crew = Crew(rank, size, TCPStore(LOOPBACK, port), timeout_s)
     function(crew, *arguments)
