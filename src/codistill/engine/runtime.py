@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from codistill.engine.logs import log
 from codistill.recipes.schema import Recipe, Runtime
 
 
@@ -53,7 +54,7 @@ def prepare(runtime: Runtime) -> Machine:
     # Torch's default is TF32 for convolutions, and its owner may have asked for it elsewhere; who says fp32 gets it.
     torch.backends.cudnn.allow_tf32 = runtime.precision == "tf32"
     torch.set_float32_matmul_precision("high" if runtime.precision == "tf32" else "highest")
-    return Machine(device, runtime.precision)
+    return Machine(device, _precision(runtime.precision, device.type))
 
 
 @contextmanager
@@ -72,6 +73,18 @@ def prepared(runtime: Runtime) -> Iterator[Machine]:
         cudnn.benchmark, cudnn.benchmark_limit, cudnn.allow_tf32 = benchmark, benchmark_limit, tf32
         torch.set_float32_matmul_precision(matmul_precision)
         torch.set_rng_state(random_state)
+
+
+def _precision(asked: str, device_type: str) -> str:
+    """What is asked for, or what it comes to on this device; slower than it looks only with a word about it."""
+    if asked == "tf32" and device_type != "cuda":
+        log.warning("runtime.precision=tf32 is for NVIDIA's GPUs: on %s it is fp32", device_type)
+        return "fp32"
+    has: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # not in every torch
+    emulates = has.get("architecture") == "x86_64" and not (has.get("avx512_bf16") or has.get("amx_bf16"))
+    if asked == "bf16" and device_type == "cpu" and emulates:
+        log.warning("this processor has no bfloat16 and emulates it: runtime.precision=fp32 is faster here")
+    return asked
 
 
 def _set_deterministic(wanted: bool) -> None:
