@@ -4,7 +4,10 @@ import logging
 
 import pytest
 import torch
+from torch import Tensor
 
+from codistill.data.images import Images
+from codistill.engine.evaluate import evaluate
 from codistill.engine.runtime import prepared
 from codistill.recipes.schema import Runtime
 
@@ -39,3 +42,17 @@ def test_bfloat16_that_is_emulated_is_said(
     with prepared(Runtime(device="cpu", precision="bf16")) as machine:
         assert machine.precision == "bf16"
     assert sum("emulates" in message for message in caplog.messages) == len(caplog.messages) == warnings
+
+
+def test_evaluations_do_not_try_algorithms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which would take seconds at every start, and could give other bits at every one."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    tried = []
+
+    def classify(pixels: Tensor) -> dict[str, Tensor]:
+        tried.append(torch.backends.cudnn.benchmark)
+        return {"a/final": torch.zeros(len(pixels), 10)}
+
+    evaluate(classify, Images(torch.zeros(5, 1, 2, 2, dtype=torch.uint8), torch.arange(5)), batch_size=2)
+    assert tried == [False, False, False]
+    assert torch.backends.cudnn.benchmark is True

@@ -15,6 +15,7 @@ from codistill.data.batches import Draws
 from codistill.engine.logs import log
 from codistill.engine.lowered import Lowered
 from codistill.engine.parts import PARTS, Functions, FunctionsBySize, PlainWay, parts
+from codistill.engine.runtime import without_trials
 from codistill.engine.sections import Fork
 from codistill.engine.timetable import Turn
 from codistill.engine.training import Training
@@ -41,7 +42,7 @@ WORDS: dict[Beside, str] = {
 
 
 class CapturedStep:
-    """Records one graph per batch size: the recipe's, and the short last batch's from the uncompiled networks.
+    """Records one graph per batch size: the recipe's, with what is fastest, and that of an epoch's short last batch.
 
     Dropout is seeded per step, not per network as in the plain step: a recorded graph has one source of random numbers.
     """
@@ -58,7 +59,8 @@ class CapturedStep:
     def __call__(self, draws: Draws, turn: Turn) -> None:
         size = len(draws.indices)
         if size not in self.recorded:
-            self.recorded[size] = self.fastest(draws, turn)
+            is_full = size == self.functions.full_size
+            self.recorded[size] = self.fastest(draws, turn) if is_full else self.soonest(draws, turn)
         recording = self.recorded[size]
         recording.inputs.copy_(draws)
         if self.lowered:
@@ -89,6 +91,11 @@ class CapturedStep:
             if not self.recorded:  # what was tried and dropped is not what training needs
                 torch.cuda.reset_peak_memory_stats()
             return self.record(draws, turn, best, memory=self.memory)
+
+    def soonest(self, draws: Draws, turn: Turn) -> "Recording":
+        """Recorded without trying anything: what runs once an epoch need not be fast."""
+        with self.put_back(), without_trials():
+            return self.record(draws, turn, "networks", memory=self.memory)
 
     def record(
         self,

@@ -11,6 +11,7 @@ from torch import Tensor
 from codistill.data.batches import WHOLE
 from codistill.data.images import ImageSet
 from codistill.engine.peers import ALONE, Peers
+from codistill.engine.runtime import without_trials
 
 CALIBRATION_BINS = 15
 
@@ -75,6 +76,7 @@ class _Sums:
 
 
 @torch.no_grad()
+@without_trials()
 def evaluate(classify: Classify, images: ImageSet, batch_size: int, peers: Peers = ALONE) -> dict[str, Metrics]:
     """The metrics of every classifier that ``classify`` returns for raw pixels. The device is read once, at the end.
 
