@@ -26,11 +26,11 @@ def make_cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
     def make(name: str, kind: str) -> FakeCifar:
         small = dataclasses.replace(CIFARS[name], train_images=TRAIN_IMAGES, test_images=TEST_IMAGES)
         monkeypatch.setitem(CIFARS, name, small)
-        (layout,) = (layout for layout in small.layouts if layout.kind == kind)
+        (version,) = (version for version in small.versions if version.kind == kind)
         random = np.random.default_rng(1)
         fake = FakeCifar(
             cifar=small,
-            layout=layout,
+            version=version,
             folder=tmp_path / "data",
             train_pixels=random.integers(0, 256, (TRAIN_IMAGES, 3, 32, 32), np.uint8),
             train_labels=random.integers(0, small.num_classes, TRAIN_IMAGES),

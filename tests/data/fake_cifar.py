@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codistill.data.cifar import CIFARS, Cifar, Layout
+from codistill.data.cifar import CIFARS, Cifar, Version
 
 TRAIN_IMAGES, TEST_IMAGES = 50, 20
 
@@ -44,10 +44,10 @@ def _python2(value: Any) -> bytes:
 
 @dataclass
 class FakeCifar:
-    """A small data set in one official layout, and the truth about what is in it."""
+    """A small data set in one official version, and the truth about what is in it."""
 
     cifar: Cifar
-    layout: Layout
+    version: Version
     folder: Path
     train_pixels: np.ndarray
     train_labels: np.ndarray
@@ -57,25 +57,25 @@ class FakeCifar:
 
     @property
     def root(self) -> Path:
-        return self.folder / self.layout.folder
+        return self.folder / self.version.folder
 
     def write_files(self) -> None:
         self.root.mkdir(parents=True)
-        rows = len(self.train_labels) // len(self.layout.train_files)
-        for number, file in enumerate(self.layout.train_files):
+        rows = len(self.train_labels) // len(self.version.train_files)
+        for number, file in enumerate(self.version.train_files):
             part = slice(number * rows, (number + 1) * rows)
             self.write_file(file, self.train_pixels[part], self.train_labels[part])
-        self.write_file(self.layout.test_file, self.test_pixels, self.test_labels)
+        self.write_file(self.version.test_file, self.test_pixels, self.test_labels)
         names = [name.encode() for name in self.class_names]
-        if self.layout.kind == "python":
+        if self.version.kind == "python":
             content = python2_pickle({self.cifar.names_key.encode(): names})
         else:
             content = b"\n".join(names) + b"\n\n"
-        (self.root / self.layout.names_file).write_bytes(content)
+        (self.root / self.version.names_file).write_bytes(content)
 
     def write_file(self, file: str, pixels: np.ndarray, labels: np.ndarray) -> None:
         rows = pixels.reshape(len(pixels), 3072)
-        if self.layout.kind == "python":
+        if self.version.kind == "python":
             label_key = self.cifar.label_key.encode()
             filenames = [b"image_%d.png" % number for number in range(len(rows))]
             content = python2_pickle({b"data": rows, label_key: labels.tolist(), b"filenames": filenames})
@@ -86,11 +86,11 @@ class FakeCifar:
 
     def pack(self, monkeypatch: pytest.MonkeyPatch, extra: Callable[[tarfile.TarFile], None] | None = None) -> Path:
         """Replace the folder by an archive of it, whose checksum becomes the official one."""
-        archive = self.folder / self.layout.archive
+        archive = self.folder / self.version.archive
         with tarfile.open(archive, "w:gz") as tar:
-            tar.add(self.root, self.layout.folder)
-            for name in self.layout.other_files:
-                add_member(tar, f"{self.layout.folder}/{name}", b"of no use")
+            tar.add(self.root, self.version.folder)
+            for name in self.version.other_files:
+                add_member(tar, f"{self.version.folder}/{name}", b"of no use")
             if extra:
                 extra(tar)
         for path in self.root.iterdir():
@@ -100,10 +100,10 @@ class FakeCifar:
         return archive
 
     def declare_official(self, monkeypatch: pytest.MonkeyPatch, md5: str) -> None:
-        self.layout = dataclasses.replace(self.layout, md5=md5)
+        self.version = dataclasses.replace(self.version, md5=md5)
         cifar = CIFARS[self.cifar.name]
-        layouts = tuple(self.layout if known.kind == self.layout.kind else known for known in cifar.layouts)
-        monkeypatch.setitem(CIFARS, cifar.name, dataclasses.replace(cifar, layouts=layouts))
+        versions = tuple(self.version if known.kind == self.version.kind else known for known in cifar.versions)
+        monkeypatch.setitem(CIFARS, cifar.name, dataclasses.replace(cifar, versions=versions))
 
 
 def add_member(tar: tarfile.TarFile, name: str, content: bytes = b"", **attributes: Any) -> None:

@@ -37,12 +37,12 @@ def test_every_official_layout_is_read_exactly(
     np.testing.assert_array_equal(data.train.labels.numpy(), fake.train_labels)
     np.testing.assert_array_equal(data.test.pixels.numpy(), fake.test_pixels)
     np.testing.assert_array_equal(data.test.labels.numpy(), fake.test_labels)
-    assert data.report["source"] == fake.layout.folder
-    assert sorted(path.name for path in fake.folder.iterdir() if path.is_dir()) == [fake.layout.folder]
+    assert data.report["source"] == fake.version.folder
+    assert sorted(path.name for path in fake.folder.iterdir() if path.is_dir()) == [fake.version.folder]
 
 
 def test_official_checksums_are_the_published_ones() -> None:
-    found = {layout.archive: layout.md5 for cifar in CIFARS.values() for layout in cifar.layouts}
+    found = {version.archive: version.md5 for cifar in CIFARS.values() for version in cifar.versions}
     assert found == {
         "cifar-10-python.tar.gz": "c58f30108f718f92721af3b95e74349a",
         "cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530",
@@ -74,53 +74,53 @@ def test_missing_data_say_what_to_type(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def _truncate(fake: FakeCifar) -> str:
-    path = fake.root / fake.layout.test_file
+    path = fake.root / fake.version.test_file
     path.write_bytes(path.read_bytes()[:-5000])
-    return fake.layout.test_file
+    return fake.version.test_file
 
 
 def _remove(fake: FakeCifar) -> str:
-    (fake.root / fake.layout.train_files[-1]).unlink()
-    return fake.layout.train_files[-1]
+    (fake.root / fake.version.train_files[-1]).unlink()
+    return fake.version.train_files[-1]
 
 
 def _remove_names(fake: FakeCifar) -> str:
-    (fake.root / fake.layout.names_file).unlink()
-    return fake.layout.names_file
+    (fake.root / fake.version.names_file).unlink()
+    return fake.version.names_file
 
 
 def _foreign(fake: FakeCifar) -> str:
-    (fake.root / fake.layout.train_files[0]).write_bytes(b"\x89PNG\r\n a picture, not a data set" * 100)
-    return fake.layout.train_files[0]
+    (fake.root / fake.version.train_files[0]).write_bytes(b"\x89PNG\r\n a picture, not a data set" * 100)
+    return fake.version.train_files[0]
 
 
 def _empty(fake: FakeCifar) -> str:
-    (fake.root / fake.layout.train_files[0]).write_bytes(b"")
-    return fake.layout.train_files[0]
+    (fake.root / fake.version.train_files[0]).write_bytes(b"")
+    return fake.version.train_files[0]
 
 
 def _too_large(fake: FakeCifar) -> str:
-    with (fake.root / fake.layout.test_file).open("r+b") as file:
+    with (fake.root / fake.version.test_file).open("r+b") as file:
         file.truncate(1 << 30)  # takes no room: a hole
-    return fake.layout.test_file
+    return fake.version.test_file
 
 
 def _label_out_of_range(fake: FakeCifar) -> str:
     fake.test_labels = fake.test_labels.copy()
     fake.test_labels[3] = fake.cifar.num_classes
-    fake.write_file(fake.layout.test_file, fake.test_pixels, fake.test_labels)
-    return fake.layout.test_file
+    fake.write_file(fake.version.test_file, fake.test_pixels, fake.test_labels)
+    return fake.version.test_file
 
 
 def _one_row_less(fake: FakeCifar) -> str:
-    fake.write_file(fake.layout.test_file, fake.test_pixels[1:], fake.test_labels[1:])
-    return fake.layout.test_file
+    fake.write_file(fake.version.test_file, fake.test_pixels[1:], fake.test_labels[1:])
+    return fake.version.test_file
 
 
 def _one_name_less(fake: FakeCifar) -> str:
-    path = fake.root / fake.layout.names_file
+    path = fake.root / fake.version.names_file
     path.write_bytes(path.read_bytes().replace(b"class_4", b"class_3"))
-    return fake.layout.names_file
+    return fake.version.names_file
 
 
 DAMAGES = [
@@ -133,7 +133,7 @@ DAMAGES = [
 def test_a_bad_file_is_named(make_cifar: Make, name: str, kind: str, damage: Callable[[FakeCifar], str]) -> None:
     fake = make_cifar(name, kind)
     file = damage(fake)
-    with pytest.raises(ValueError, match=f"{fake.layout.folder}/{file}: "):
+    with pytest.raises(ValueError, match=f"{fake.version.folder}/{file}: "):
         load(name, folder=fake.folder)
 
 
@@ -284,7 +284,7 @@ def test_cifar_100_is_in_memory_once(make_cifar: Make) -> None:
 @pytest.mark.parametrize(("name", "per_class"), [("cifar10", 5000), ("cifar100", 500)])
 def test_the_real_data(name: str, per_class: int) -> None:
     folder = Path(os.environ.get("CODISTILL_DATA", ""))
-    if not any((folder / layout.folder).is_dir() for layout in CIFARS[name].layouts):
+    if not any((folder / version.folder).is_dir() for version in CIFARS[name].versions):
         pytest.skip(f"the real {name} is not at hand: set CODISTILL_DATA to a folder that holds it")
     data = load(name)
     assert data.train.pixels.shape == (50_000, 3, 32, 32)

@@ -125,7 +125,7 @@ def check_data() -> Iterator[Finding]:
     folder = data_folder()
     for name, cifar in CIFARS.items():
         there = [
-            part for layout in cifar.layouts for part in (layout.folder, layout.archive) if (folder / part).exists()
+            part for version in cifar.versions for part in (version.folder, version.archive) if (folder / part).exists()
         ]
         if there:
             yield Finding(f"data: {name}", "ok", f"{folder / there[0]}")

@@ -21,7 +21,7 @@ NAMES_SIZE_LIMIT = 100_000
 
 
 @dataclass(frozen=True)
-class Layout:
+class Version:
     """One official version of a data set: what its archive and its files are called."""
 
     kind: Literal["python", "binary"]
@@ -40,7 +40,7 @@ class Cifar:
 
     name: str
     num_classes: int
-    layouts: tuple[Layout, ...]
+    versions: tuple[Version, ...]
     label_key: str  # in the python version's files
     names_key: str
     label_bytes: int  # before each image of the binary version; the last is the class
@@ -49,12 +49,12 @@ class Cifar:
     train_images: int = 50_000
     test_images: int = 10_000
 
-    def size_limits(self, layout: Layout) -> dict[str, int]:
+    def size_limits(self, version: Version) -> dict[str, int]:
         """How many bytes each file may have: its rows with room for labels and file names."""
-        train_rows = self.train_images // len(layout.train_files)
-        rows = {**dict.fromkeys(layout.train_files, train_rows), layout.test_file: self.test_images}
+        train_rows = self.train_images // len(version.train_files)
+        rows = {**dict.fromkeys(version.train_files, train_rows), version.test_file: self.test_images}
         return {file: count * (PIXELS + 200) + 100_000 for file, count in rows.items()} | {
-            layout.names_file: NAMES_SIZE_LIMIT
+            version.names_file: NAMES_SIZE_LIMIT
         }
 
 
@@ -62,8 +62,8 @@ CIFARS = {
     "cifar10": Cifar(
         name="cifar10",
         num_classes=10,
-        layouts=(
-            Layout(
+        versions=(
+            Version(
                 kind="python",
                 folder="cifar-10-batches-py",
                 archive="cifar-10-python.tar.gz",
@@ -73,7 +73,7 @@ CIFARS = {
                 names_file="batches.meta",
                 other_files=("readme.html",),
             ),
-            Layout(
+            Version(
                 kind="binary",
                 folder="cifar-10-batches-bin",
                 archive="cifar-10-binary.tar.gz",
@@ -93,8 +93,8 @@ CIFARS = {
     "cifar100": Cifar(
         name="cifar100",
         num_classes=100,
-        layouts=(
-            Layout(
+        versions=(
+            Version(
                 kind="python",
                 folder="cifar-100-python",
                 archive="cifar-100-python.tar.gz",
@@ -104,7 +104,7 @@ CIFARS = {
                 names_file="meta",
                 other_files=("file.txt~",),
             ),
-            Layout(
+            Version(
                 kind="binary",
                 folder="cifar-100-binary",
                 archive="cifar-100-binary.tar.gz",
@@ -127,56 +127,56 @@ CIFARS = {
 def read(name: str, folder: Path) -> ImageData:
     """A CIFAR data set from ``folder``, in memory once as uint8."""
     cifar = CIFARS[name]
-    layout = find(cifar, folder)
-    root = folder / layout.folder
+    version = find(cifar, folder)
+    root = folder / version.folder
     return ImageData(
         name=name,
-        train=_read_images(cifar, layout, root, layout.train_files, cifar.train_images),
-        test=_read_images(cifar, layout, root, (layout.test_file,), cifar.test_images),
+        train=_read_images(cifar, version, root, version.train_files, cifar.train_images),
+        test=_read_images(cifar, version, root, (version.test_file,), cifar.test_images),
         validation=None,
-        class_names=_read_names(cifar, layout, root / layout.names_file),
+        class_names=_read_names(cifar, version, root / version.names_file),
         mean=cifar.mean,
         std=cifar.std,
-        report={"source": layout.folder},
+        report={"source": version.folder},
     )
 
 
-def find(cifar: Cifar, folder: Path) -> Layout:
+def find(cifar: Cifar, folder: Path) -> Version:
     """The first version that ``folder`` holds. One that is only there as an archive is checked and unpacked."""
-    for layout in cifar.layouts:
-        if (folder / layout.folder).is_dir():
-            return layout
-    for layout in cifar.layouts:
-        archive = folder / layout.archive
+    for version in cifar.versions:
+        if (folder / version.folder).is_dir():
+            return version
+    for version in cifar.versions:
+        archive = folder / version.archive
         if archive.is_file():
-            check_md5(archive, layout.md5)
-            unpack(archive, folder / layout.folder, cifar.size_limits(layout), layout.other_files)
-            return layout
-    looked_for = ", ".join(name for layout in cifar.layouts for name in (f"{layout.folder}/", layout.archive))
+            check_md5(archive, version.md5)
+            unpack(archive, folder / version.folder, cifar.size_limits(version), version.other_files)
+            return version
+    looked_for = ", ".join(name for version in cifar.versions for name in (f"{version.folder}/", version.archive))
     raise ValueError(
         f"{cifar.name}: not found in {folder} (looked for {looked_for}); "
         f"type `codistill data {cifar.name} --download`, or set CODISTILL_DATA to the folder that holds one of these"
     )
 
 
-def _read_images(cifar: Cifar, layout: Layout, root: Path, files: tuple[str, ...], count: int) -> Images:
+def _read_images(cifar: Cifar, version: Version, root: Path, files: tuple[str, ...], count: int) -> Images:
     # Allocated once and filled file by file: what is read is let go before the next file is opened.
     images = Images(torch.empty(count, *SHAPE, dtype=torch.uint8), torch.empty(count, dtype=torch.int64))
     pixels, labels = images.pixels.numpy().reshape(count, PIXELS), images.labels.numpy()
     rows = count // len(files)
     for number, file in enumerate(files):
         part = slice(number * rows, (number + 1) * rows)
-        pixels[part], labels[part] = _read_file(cifar, layout, root / file, rows)
+        pixels[part], labels[part] = _read_file(cifar, version, root / file, rows)
     return images
 
 
 def _read_file(
-    cifar: Cifar, layout: Layout, path: Path, rows: int
+    cifar: Cifar, version: Version, path: Path, rows: int
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     if not path.is_file():
-        raise ValueError(f"{path}: missing; unpack the official {layout.archive} again")
-    if layout.kind == "python":
-        pixels, labels = _read_python(cifar, path, cifar.size_limits(layout)[path.name])
+        raise ValueError(f"{path}: missing; unpack the official {version.archive} again")
+    if version.kind == "python":
+        pixels, labels = _read_python(cifar, path, cifar.size_limits(version)[path.name])
     else:
         pixels, labels = _read_binary(cifar, path, rows)
     if pixels.shape != (rows, PIXELS) or labels.shape != (rows,):
@@ -210,17 +210,17 @@ def _read_binary(cifar: Cifar, path: Path, rows: int) -> tuple[np.ndarray[Any, A
     return records[:, cifar.label_bytes :], records[:, cifar.label_bytes - 1].astype(np.int64)
 
 
-def _read_names(cifar: Cifar, layout: Layout, path: Path) -> tuple[str, ...]:
+def _read_names(cifar: Cifar, version: Version, path: Path) -> tuple[str, ...]:
     if not path.is_file():
-        raise ValueError(f"{path}: missing; unpack the official {layout.archive} again")
-    names = tuple(_decode(name) for name in _raw_names(cifar, layout, path))
+        raise ValueError(f"{path}: missing; unpack the official {version.archive} again")
+    names = tuple(_decode(name) for name in _raw_names(cifar, version, path))
     if len(names) != cifar.num_classes or len(set(names)) != len(names) or not all(names):
         raise ValueError(f"{path}: {len(set(names))} class names; the official file has {cifar.num_classes}")
     return names
 
 
-def _raw_names(cifar: Cifar, layout: Layout, path: Path) -> Iterator[Any]:
-    if layout.kind == "python":
+def _raw_names(cifar: Cifar, version: Version, path: Path) -> Iterator[Any]:
+    if version.kind == "python":
         names = read_pickle(path, NAMES_SIZE_LIMIT).get(cifar.names_key)
         yield from names if isinstance(names, list) else ()
     else:

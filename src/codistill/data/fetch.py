@@ -23,17 +23,17 @@ def download(name: str, folder: str | Path | None = None) -> Path:
     """
     if name not in CIFARS:
         raise unknown("data set to download", name, CIFARS)
-    layout = CIFARS[name].layouts[0]
+    version = CIFARS[name].versions[0]
     root = data_folder(folder)
-    if not any((root / known.folder).is_dir() for known in CIFARS[name].layouts):
+    if not any((root / known.folder).is_dir() for known in CIFARS[name].versions):
         root.mkdir(parents=True, exist_ok=True)
         try:
             pooch.retrieve(
-                OFFICIAL + layout.archive, f"md5:{layout.md5}", fname=layout.archive, path=root, progressbar=True
+                OFFICIAL + version.archive, f"md5:{version.md5}", fname=version.archive, path=root, progressbar=True
             )
         except OSError as error:  # what the network and a full disk raise
             raise ValueError(
-                f"{name}: cannot download {OFFICIAL}{layout.archive} to {root}: {error}; "
+                f"{name}: cannot download {OFFICIAL}{version.archive} to {root}: {error}; "
                 "you can also fetch it in another way and put it there"
             ) from error
     return root / find(CIFARS[name], root).folder

@@ -16,12 +16,12 @@ from codistill.distributed.sharing import Sharers
 from codistill.networks.layers import BatchNorm2d
 
 
-class Normalised(torch.autograd.Function):
+class NormalisedTogether(torch.autograd.Function):
     """By statistics of the whole batch, through which every share's gradient reaches every other share."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight_C: Tensor, bias_C: Tensor, statistics: "Statistics", eps: float, sharers: Sharers
+        ctx: Any, x: Tensor, weight_C: Tensor, bias_C: Tensor, statistics: "BatchMoments", eps: float, sharers: Sharers
     ) -> Tensor:
         ctx.save_for_backward(x, weight_C)
         ctx.statistics, ctx.eps, ctx.sharers = statistics, eps, sharers
@@ -45,7 +45,7 @@ class Normalised(torch.autograd.Function):
         return as_constants - (x * slope_C.view(shape) + offset_C.view(shape)), by_weight_C, by_bias_C, None, None, None
 
 
-class Statistics:
+class BatchMoments:
     """Mean and variance of a batch from those of its shares (Chan et al.), which lose no digits as squares would."""
 
     def __init__(self, x: Tensor, sharers: Sharers) -> None:
@@ -84,11 +84,11 @@ class SharedBatchNorm(_BatchNorm):
             return F.batch_norm(given, *running, self.weight, self.bias, running[0] is None, 0.0, self.eps)
         x = given.to(torch.promote_types(given.dtype, torch.float32))
         with torch.no_grad():
-            statistics = Statistics(x, self.sharers)
+            statistics = BatchMoments(x, self.sharers)
         self._move(statistics.mean_C, statistics.unbiased())
         weight = self.weight if self.affine else torch.ones_like(statistics.mean_C)
         bias = self.bias if self.affine else torch.zeros_like(statistics.mean_C)
-        normalise: Callable[..., Tensor] = Normalised.apply
+        normalise: Callable[..., Tensor] = NormalisedTogether.apply
         return normalise(x, weight, bias, statistics, self.eps, self.sharers).to(given.dtype)
 
     @torch.no_grad()

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
-from codistill.recipes.catalogue import NAMES, Entry, describe, draft, table
+from codistill.recipes.catalogue import NAMES, ListedRecipe, describe, draft, table
 from codistill.recipes.errors import Problem, RecipeError
 from codistill.recipes.files import SUFFIXES, dumps, load, loads
 from codistill.recipes.overrides import apply, difference
@@ -12,7 +12,7 @@ from codistill.recipes.schema import Recipe
 
 __all__ = [
     "NAMES",
-    "Entry",
+    "ListedRecipe",
     "Problem",
     "Recipe",
     "RecipeError",

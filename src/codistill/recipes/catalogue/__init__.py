@@ -21,7 +21,7 @@ NAMES = tuple(RECIPES)
 
 
 @dataclass(frozen=True)
-class Entry:
+class ListedRecipe:
     """A recipe as a listing shows it. What only the person who trains can name (a teacher's weights) reads ``FILE``."""
 
     name: str
@@ -38,9 +38,9 @@ class Entry:
         return [line.strip() for line in self.text.splitlines() if line.strip().startswith("codistill ")]
 
 
-def describe() -> list[Entry]:
+def describe() -> list[ListedRecipe]:
     """All entries, in the paper's order."""
-    return [Entry(name, build().replace(name=name), getdoc(build) or "") for name, build in RECIPES.items()]
+    return [ListedRecipe(name, build().replace(name=name), getdoc(build) or "") for name, build in RECIPES.items()]
 
 
 def draft(name: str) -> Draft:
