@@ -53,14 +53,15 @@ def run_study(
     display = Display(planned.runs, console)
     outcome = run_all(planned.runs, out, crowd=crowd, display=display, command=command)
     results = _finished(planned)
-    made = build(study, results, chosen_seeds, best_epoch=best_epoch)
+    again = _command_line(name, overrides, len(chosen_seeds), out, methods, rows)
+    made = build(study, results, chosen_seeds, best_epoch=best_epoch, command=again)
     print_report(made, write(made, results, out), console)
+    code = _conclude(outcome, planned, again, console)
     if publish_to is not None:
         published = [publish(run.folder, publish_to) for run in planned.runs if run.finished]
         tables = tables_from(publish_to)
         console.print(f"Published {len(published)} runs in {publish_to}, and {len(tables)} files of tables from them")
-    again = _command_line(name, overrides, len(chosen_seeds), out, methods, rows)
-    return _conclude(outcome, planned, again, console)
+    return code
 
 
 def _announce(study: Study, planned: Plan, jobs: int, console: Console) -> None:
