@@ -60,7 +60,7 @@ def test_a_begun_run_is_continued_by_its_own_recipe(tmp_path: Path) -> None:
     first = Studied(tmp_path / "out", seeds=1, command=pretend(tmp_path / "scratch", lambda recipe, folder: STOP))
     assert first.code == 75
     assert "3 of 3 runs are not finished. To continue them:" in first.printed
-    assert f"codistill study demo {ON_CPU} --seeds 1 --out {first.out}" in first.printed
+    assert f"codistill study demo {ON_CPU} --seeds 1 --jobs 2 --out {first.out}" in first.printed
     assert "| DCM | 0 | missing | missing |" in (first.out / "demo.md").read_text()
     given: list[Path] = []
 
@@ -92,9 +92,11 @@ def test_a_failed_run_is_named_with_its_last_words_and_the_others_go_on(tmp_path
 
 
 def test_missing_runs_come_with_the_command_as_it_was_typed(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"jobs": None, "best_epoch": True, "publish_to": tmp_path / "results", "seeds": 1}
     command = pretend(tmp_path / "scratch", lambda recipe, folder: FAIL if recipe.method == "dml" else FINISH)
-    studied = Studied(tmp_path / "out", seeds=1, overrides=[ON_CPU, "length.epochs=7"], command=command)
-    again = f"codistill study demo {ON_CPU} length.epochs=7 --seeds 1 --out {studied.out}"
+    studied = Studied(tmp_path / "out", overrides=[ON_CPU, "length.epochs=7"], command=command, **options)
+    typed = f"--seeds 1 --publish {tmp_path / 'results'} --out {studied.out} --best-epoch"
+    again = f"codistill study demo {ON_CPU} length.epochs=7 {typed}"
     assert f"Missing runs: DML (seed 41). `{again}` makes them." in (studied.out / "demo.md").read_text()
 
 
@@ -123,7 +125,7 @@ def test_a_student_whose_teacher_failed_is_not_begun(tmp_path: Path) -> None:
     command = pretend(tmp_path / "scratch", script)
     studied = Studied(tmp_path / "out", "kd", seeds=1, methods=["kd"], command=command)
     assert studied.code == 1
-    assert f"codistill study kd {ON_CPU} --seeds 1 --methods kd --out {studied.out}" in studied.printed
+    assert f"codistill study kd {ON_CPU} --seeds 1 --jobs 2 --methods kd --out {studied.out}" in studied.printed
     assert "KD, seed 1: not begun: it starts from the weights of WRN-28-10 & ResNet-110, independent" in studied.printed
 
 

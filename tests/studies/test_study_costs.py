@@ -134,6 +134,22 @@ def test_the_first_step_is_the_slowest_and_does_not_count(
     assert (ToldRunner.given.runtime.precision, ToldRunner.given.runtime.compile) == ("bf16", False)
 
 
+def test_a_step_that_does_not_fit_has_no_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, seen = recipes.get("quickstart", ["runtime.device=cpu"]), Sizes(6_000, 10, (1, 14, 14))
+    on_top = RuntimeError("a recording that breaks off ends with another error")
+    on_top.__context__ = torch.OutOfMemoryError("CUDA out of memory")
+    errors = [torch.OutOfMemoryError("CUDA out of memory"), on_top, RuntimeError("a bug")]
+
+    def fail(*_: object) -> None:
+        raise errors.pop(0)
+
+    monkeypatch.setattr("codistill.engine.step.choose_step", fail)
+    assert measured_flops_per_s(recipe, seen) is None
+    assert measured_flops_per_s(recipe, seen) is None
+    with pytest.raises(RuntimeError, match="a bug"):
+        measured_flops_per_s(recipe, seen)
+
+
 def test_a_large_networks_step_is_made_small_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("codistill.engine.bench.Runner", ToldRunner)
     ToldRunner.told_s = repeat(1.0)

@@ -120,12 +120,15 @@ def measured_flops_per_s(recipe: Recipe, seen: Sizes) -> float | None:
     """
     import torch
 
+    from codistill.engine.captured import lacks_memory
     from codistill.engine.runtime import prepared
 
     with prepared(recipe.runtime) as machine:
         try:
             return _steps_flops_per_s(recipe, seen, machine)
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not lacks_memory(error):
+                raise
             return None
         finally:
             if machine.device.type == "cuda":  # the trainings need it

@@ -110,8 +110,8 @@ def setting_of(row: Row, recipe: Recipe) -> Setting | None:
     """How a recipe is otherwise than a row's; None when it is not of this row."""
     if (row.recipe.method, row.recipe.networks) != (recipe.method, recipe.networks):
         return None
-    own = row.resolved()
-    lines = differing(own, recipe)
+    lines = differing(row.resolved(), recipe)
     if not all(is_below(key_of(line), MAY_DIFFER) for line in lines):
         return None
-    return recipe.length.epochs / own.length.epochs, tuple(line for line in lines if key_of(line) != "length.epochs")
+    share = round(recipe.length.epochs / row.longer) / row.recipe.length.epochs
+    return share, tuple(line for line in lines if key_of(line) != "length.epochs")
