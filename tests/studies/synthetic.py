@@ -73,6 +73,15 @@ if recipe.parent != folder: shutil.copy(recipe, folder / "recipe.yaml")
 shutil.copy(result, folder / "result.json")
 """
 
+# Saves its recipe as a run does, and ends as `codistill train` does after Ctrl-C.
+STOP = """
+import pathlib, shutil, sys
+recipe, folder = map(pathlib.Path, sys.argv[1:3])
+folder.mkdir(parents=True, exist_ok=True)
+shutil.copy(recipe, folder / "recipe.yaml")
+sys.exit(75)
+"""
+
 
 def pretend(scratch: Path, script: Callable[[Recipe, Path], str] | None = None) -> Command:
     """A command that trains nothing: it runs the Python text that ``script`` gives for a run, otherwise ``FINISH``."""

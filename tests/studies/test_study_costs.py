@@ -1,6 +1,8 @@
 """Costs against the independent count of the paper's networks."""
 
 import json
+from collections.abc import Iterator
+from itertools import repeat
 from pathlib import Path
 
 import pytest
@@ -8,11 +10,15 @@ import torch
 from synthetic import result_json
 
 from codistill import recipes
+from codistill.engine.step import Step
+from codistill.engine.training import Training
+from codistill.recipes import Recipe
 from codistill.studies.costs import (
     Sizes,
     finished_flops_per_s,
     image_flops,
     measured_flops_per_s,
+    share_of_images,
     sizes,
     training_flops,
 )
@@ -39,6 +45,14 @@ def test_the_whole_training() -> None:
     assert training_flops(limited) == image_flops(pair, CIFAR_100) * 100 * 3
     held_out = recipes.apply(pair, ["data.validation=0.1"])
     assert training_flops(held_out) == image_flops(pair, CIFAR_100) * 45_000 * 3
+
+
+def test_what_a_limit_leaves_of_the_images() -> None:
+    pair = recipes.get("cifar100/wrn-28-4-twins")
+    assert share_of_images(pair) == 1
+    assert share_of_images(recipes.apply(pair, ["data.train_limit=5000"])) == 0.1
+    assert share_of_images(recipes.apply(pair, ["data.train_limit=5000", "data.validation=0.5"])) == 0.2
+    assert share_of_images(recipes.get("imagenet/resnet-18-twins", ["data.train_limit=7"])) == 1, "of unknown images"
 
 
 def test_a_frozen_network_has_no_backward_pass() -> None:
@@ -83,6 +97,68 @@ def test_the_pace_of_a_step_is_measured_and_torch_left_as_it_was() -> None:
     assert pace > 0
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), random_state)
+
+
+class ToldRunner:
+    """Takes no step: says what it was told that they take, and remembers what it was given."""
+
+    told_s: Iterator[float]
+    given: Recipe
+    asked = 0
+
+    def __init__(self, training: Training, step: Step) -> None:
+        ToldRunner.given, ToldRunner.asked = training.recipe, 0
+
+    def __call__(self, steps: int) -> float:
+        ToldRunner.asked += steps
+        return next(self.told_s)
+
+
+@pytest.mark.parametrize(
+    ("told_s", "pace_of_s", "asked"),
+    [
+        ([3.0, 0.5, 0.3, 0.1, 0.2, 0.9, 0.2, 0.3, 0.2, 0.2, 0.4], 0.25, 11),  # of the last ten, half are up to 0.2
+        ([9.0, 0.1], 9.0, 1),  # a machine on which a second would take too long
+    ],
+)
+def test_the_first_step_is_the_slowest_and_does_not_count(
+    monkeypatch: pytest.MonkeyPatch, told_s: list[float], pace_of_s: float, asked: int
+) -> None:
+    monkeypatch.setattr("codistill.engine.bench.Runner", ToldRunner)
+    ToldRunner.told_s = iter(told_s)
+    recipe = recipes.get("quickstart", ["runtime.device=cpu", "runtime.precision=bf16", "runtime.compile=true"])
+    seen = Sizes(6_000, 10, (1, 14, 14))
+    pace = measured_flops_per_s(recipe, seen)
+    assert pace == pytest.approx(image_flops(recipe, seen) * recipe.batch_size / pace_of_s)
+    assert ToldRunner.asked == asked
+    assert (ToldRunner.given.runtime.precision, ToldRunner.given.runtime.compile) == ("bf16", False)
+
+
+def test_a_step_that_does_not_fit_has_no_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, seen = recipes.get("quickstart", ["runtime.device=cpu"]), Sizes(6_000, 10, (1, 14, 14))
+    on_top = RuntimeError("a recording that breaks off ends with another error")
+    on_top.__context__ = torch.OutOfMemoryError("CUDA out of memory")
+    errors = [torch.OutOfMemoryError("CUDA out of memory"), on_top, RuntimeError("a bug")]
+
+    def fail(*_: object) -> None:
+        raise errors.pop(0)
+
+    monkeypatch.setattr("codistill.engine.step.choose_step", fail)
+    assert measured_flops_per_s(recipe, seen) is None
+    assert measured_flops_per_s(recipe, seen) is None
+    with pytest.raises(RuntimeError, match="a bug"):
+        measured_flops_per_s(recipe, seen)
+
+
+def test_a_large_networks_step_is_made_small_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("codistill.engine.bench.Runner", ToldRunner)
+    ToldRunner.told_s = repeat(1.0)
+    recipe = recipes.get("cifar100/wrn-28-4-twins", ["runtime.device=cpu", "augment.crop=16"])
+    seen = sizes(recipe)
+    assert seen is not None
+    # 28.368 GFLOP an image at 32×32, a quarter of that at 16×16: 14 images are below 100 GFLOP.
+    assert measured_flops_per_s(recipe, seen) == pytest.approx(14 * 28.368e9 / 4, rel=1e-3)
+    assert ToldRunner.given.batch_size == 14
 
 
 def test_pace_of_finished_runs(tmp_path: Path) -> None:

@@ -1,27 +1,26 @@
-"""How far a study is and how long the rest takes, by what its runs have written down."""
+"""How far a study is, as its runs have written it down."""
 
+import io
+import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from studied import Studied
+from synthetic import FINISH, pretend
 
 from codistill.studies import catalogue
-from codistill.studies.progress import clock, remaining_s
-from codistill.studies.runs import Run, plan_runs
+from codistill.studies.progress import Display
+from codistill.studies.runs import Run, clock, plan_runs
 
-
-def test_time_left_from_what_is_done(tmp_path: Path) -> None:
-    runs = plan_runs(catalogue.get("demo"), [1, 2], ["length.epochs=10"], tmp_path, None).runs
-    assert remaining_s(runs, jobs=2) is None
-    times = {"independent": (10, 20.0), "dml": (5, 20.0), "dcm": (0, 0.0)}  # 2 s an epoch, 4 s an epoch, unknown
-
-    def told(run: Run) -> tuple[int, float]:
-        return times[run.recipe.method] if run.recipe.seed == 1 else (0, 0.0)
-
-    runs[0].folder.mkdir(parents=True)
-    runs[0].result_file.touch()
-    # Seed 1: DML 5 · 4; seed 2: independent 10 · 2, DML 10 · 4; DCM twice, at the mean of what is known: 10 · 3.
-    assert remaining_s(runs, jobs=1, clock=told) == pytest.approx(20 + 20 + 40 + 60)
-    assert remaining_s(runs, jobs=2, clock=told) == pytest.approx(70)
+TRAIN_A_WHILE = f"""
+import pathlib, sys, time
+folder = pathlib.Path(sys.argv[2])
+folder.mkdir(parents=True)
+for epoch in (1, 2, 3):
+    (folder / "timing.jsonl").write_text(f'{{{{"epoch": {{epoch}}, "elapsed_s": 1.0}}}}\\n')
+    time.sleep(0.2)
+{FINISH}"""
 
 
 def test_the_clock_of_a_run_is_its_last_whole_line(tmp_path: Path) -> None:
@@ -32,3 +31,32 @@ def test_the_clock_of_a_run_is_its_last_whole_line(tmp_path: Path) -> None:
     assert clock(run) == (0, 0.0)
     timing.write_text('{"epoch": 1, "elapsed_s": 2.5}\n{"epoch": 2, "elapsed_s": 5.5}\n{"epo')
     assert clock(run) == (2, 5.5)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_terminal_gets_bars(tmp_path: Path) -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, width=150, force_terminal=True)
+    command = pretend(tmp_path / "scratch", lambda recipe, folder: TRAIN_A_WHILE)
+    overrides = ["runtime.device=cpu", "length.epochs=40"]
+    studied = Studied(tmp_path / "out", seeds=1, methods=["dcm"], overrides=overrides, command=command, console=console)
+    assert studied.code == 0
+    assert "0/40 epochs" in screen.getvalue()
+    assert "3/40 epochs" in screen.getvalue()
+    assert "0/1 runs, time left not known yet" in screen.getvalue()
+    assert re.search(r"0/1 runs, about 0:00:\d\d left", screen.getvalue())
+
+
+def test_elsewhere_a_line_tells_of_each_run_that_ended(tmp_path: Path) -> None:
+    runs = plan_runs(catalogue.get("demo"), [41], [], tmp_path, None).runs
+    printed = io.StringIO()
+    with Display(runs, Console(file=printed, width=150)) as display:
+        display.started(runs[0])
+        display.update(runs[:1])
+        runs[0].folder.mkdir(parents=True)
+        (runs[0].folder / "timing.jsonl").write_text('{"epoch": 40, "elapsed_s": 2.5}\n')
+        runs[0].result_file.touch()
+        display.ended(runs[0], "finished")
+    started, ended = printed.getvalue().splitlines()
+    assert started == f"started: {runs[0].title}"
+    assert re.fullmatch(rf"finished: {re.escape(runs[0].title)} \(1 of 3 runs; about 0:00:\d\d left\)", ended)

@@ -120,6 +120,20 @@ def test_short_trainings_claim_no_order(tmp_path: Path) -> None:
     assert any(note.startswith("Scale 0.50") for note in half.errors.notes)
 
 
+def test_few_images_are_a_short_training_too(tmp_path: Path) -> None:
+    study = catalogue.get("curves")
+    few = build(study, results_of(study, tmp_path, "data.train_limit=24000"), [1, 2, 3])
+    assert {row["verdict"] for row in differences(few).values()} == {"inconclusive"}
+    assert any("has 0.48 of the full length" in note for note in few.errors.notes)
+    assert [row[3] for row in few.errors.rows] == [None] * 3, "the paper's networks saw 50,000"
+
+
+def test_the_papers_length_is_the_studys_to_say(tmp_path: Path) -> None:
+    study = catalogue.get("curves")
+    bent = build(study, results_of(study, tmp_path, "length.epochs=20", "length.paper_epochs=20"), [1, 2, 3])
+    assert {row["verdict"] for row in differences(bent).values()} == {"inconclusive"}
+
+
 def test_toys_have_no_length_of_the_paper(study: Study, tmp_path: Path) -> None:
     report = build(study, results_of(study, tmp_path, "length.epochs=3"), [1, 2, 3])
     assert differences(report)["DCM − independent"]["verdict"] == "lower error"
@@ -167,6 +181,7 @@ def test_runs_of_different_commits_are_warned_of(study: Study, tmp_path: Path) -
     other = {"commit": "fedcba9876543210", "dirty": True, "accelerators": ["NVIDIA H200"], "torch": "2.11.0"}
     results[key][1] = read(tmp_path, recipe, (26.0, 28.0), environment=other)
     notes = build(study, results, [1, 2, 3]).errors.notes
+    assert "Warning: these runs are of 2 different machines." in notes
     assert "Warning: these runs are of 2 different commits." in notes
     (machines,) = [note for note in notes if note.startswith("Ran on")]
     assert machines == (

@@ -1,7 +1,7 @@
 """``codistill study``: plans, trains what is missing, writes the tables, and says what did not go well."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -53,14 +53,16 @@ def run_study(
     display = Display(planned.runs, console)
     outcome = run_all(planned.runs, out, crowd=crowd, display=display, command=command)
     results = _finished(planned)
-    made = build(study, results, chosen_seeds, best_epoch=best_epoch)
+    options = {"--jobs": jobs, "--methods": _listed(methods), "--rows": _listed(rows), "--publish": publish_to}
+    again = _command_line(name, overrides, {"--seeds": len(chosen_seeds), **options, "--out": out}, best_epoch)
+    made = build(study, results, chosen_seeds, best_epoch=best_epoch, command=again)
     print_report(made, write(made, results, out), console)
+    code = _conclude(outcome, planned, again, console)
     if publish_to is not None:
         published = [publish(run.folder, publish_to) for run in planned.runs if run.finished]
         tables = tables_from(publish_to)
         console.print(f"Published {len(published)} runs in {publish_to}, and {len(tables)} files of tables from them")
-    again = _command_line(name, overrides, len(chosen_seeds), out, methods, rows)
-    return _conclude(outcome, planned, again, console)
+    return code
 
 
 def _announce(study: Study, planned: Plan, jobs: int, console: Console) -> None:
@@ -79,17 +81,14 @@ def _finished(planned: Plan) -> Results:
     return results
 
 
-def _command_line(
-    name: str,
-    overrides: Sequence[str],
-    seeds: int,
-    out: Path,
-    methods: Sequence[str] | None,
-    rows: Sequence[str] | None,
-) -> str:
-    chosen = {"--methods": methods, "--rows": rows}
-    parts = [part for option, names in chosen.items() if names for part in (option, ",".join(names))]
-    return shlex.join(["codistill", "study", name, *overrides, "--seeds", str(seeds), *parts, "--out", str(out)])
+def _command_line(name: str, overrides: Sequence[str], options: Mapping[str, object], best_epoch: bool) -> str:
+    given = [str(part) for option, value in options.items() if value is not None for part in (option, value)]
+    flags = ["--best-epoch"] if best_epoch else []
+    return shlex.join(["codistill", "study", name, *overrides, *given, *flags])
+
+
+def _listed(names: Sequence[str] | None) -> str | None:
+    return ",".join(names) if names else None
 
 
 def _conclude(outcome: Outcome, planned: Plan, again: str, console: Console) -> int:

@@ -3,11 +3,13 @@
 torch is imported only when something is counted or measured.
 """
 
+import gc
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 from codistill.recipes import Recipe
@@ -28,8 +30,10 @@ class Sizes:
 
 # Training images, classes and channels of the data whose numbers are known before they are read.
 KNOWN_NUMBERS = {"fashion": (6_000, 10, 1), "cifar10": (50_000, 10, 3), "cifar100": (50_000, 100, 3)}
-# Enough for a CPU to show its pace in a second or a few.
+# Enough for a CPU to show its pace in a second or a few; a step that is measured has fewer images rather than more.
 MEASURED_FLOPS = 100_000_000_000
+# So many steps are measured, or fewer: after so many seconds none is begun.
+MEASURED_STEPS, MEASURED_S = 10, 4.0
 
 
 def sizes(recipe: Recipe) -> Sizes | None:
@@ -60,8 +64,25 @@ def training_flops(recipe: Recipe) -> int | None:
     seen = sizes(recipe)
     if seen is None:
         return None
-    images = seen.images - round(recipe.data.validation * seen.images)
+    images = _all_images(recipe, seen)
     return image_flops(recipe, seen) * min(images, recipe.data.train_limit or images) * recipe.length.epochs
+
+
+def share_of_images(recipe: Recipe) -> float:
+    """What ``data.train_limit`` leaves of the training images; 1 where their number is not known."""
+    seen, limit = sizes(recipe), recipe.data.train_limit
+    return min(1.0, limit / _all_images(recipe, seen)) if seen and limit else 1.0
+
+
+def _all_images(recipe: Recipe, seen: Sizes) -> int:
+    """For training, without those that are held out."""
+    return seen.images - round(recipe.data.validation * seen.images)
+
+
+def epoch_flops(recipe: Recipe) -> float:
+    """Of one epoch. Where images are not counted yet, it counts 1: then runs are compared by their epochs."""
+    flops = training_flops(recipe)
+    return 1.0 if flops is None else flops / recipe.length.epochs
 
 
 def image_flops(recipe: Recipe, seen: Sizes) -> int:
@@ -93,41 +114,44 @@ def finished_flops_per_s(results: Iterable[Result]) -> float | None:
 
 
 def measured_flops_per_s(recipe: Recipe, seen: Sizes) -> float | None:
-    """The pace of one step on this machine, after one to warm up; seconds, not hours. None if it does not fit a GPU."""
+    """The pace of a few steps on this machine, recorded where the runs' are, but never compiled: that can take minutes.
+
+    Seconds, not hours. None if it does not fit a GPU.
+    """
     import torch
 
+    from codistill.engine.captured import lacks_memory
     from codistill.engine.runtime import prepared
 
     with prepared(recipe.runtime) as machine:
         try:
-            return _step_flops_per_s(recipe, seen, machine)
-        except torch.OutOfMemoryError:
+            return _steps_flops_per_s(recipe, seen, machine)
+        except RuntimeError as error:
+            if not lacks_memory(error):
+                raise
             return None
         finally:
-            if machine.device.type == "cuda":
-                torch.cuda.empty_cache()  # the trainings need it
+            if machine.device.type == "cuda":  # the trainings need it
+                gc.collect()
+                torch.cuda.empty_cache()
 
 
-def _step_flops_per_s(recipe: Recipe, seen: Sizes, machine: "Machine") -> float:
-    import torch
+def _steps_flops_per_s(recipe: Recipe, seen: Sizes, machine: "Machine") -> float:
+    from codistill.engine.bench import EPOCH_STEPS, Runner, random_data
+    from codistill.engine.step import choose_step
+    from codistill.engine.training import prepare_training
 
-    from codistill.engine.cohorts import cohort_of
-    from codistill.transfer.objective import Objective
-
-    flops, graph = image_flops(recipe, seen), recipe.graph
-    batch = recipe.batch_size
+    flops, batch = image_flops(recipe, seen), recipe.batch_size
     if machine.device.type == "cpu":
         batch = max(2, min(batch, MEASURED_FLOPS // flops))
-    cohort = cohort_of(recipe, seen.classes, seen.shape[0]).to(machine.device)
-    objective = Objective(graph).to(machine.device)
-    images = torch.randn(batch, *seen.shape, device=machine.device)
-    labels = torch.randint(seen.classes, (batch,), device=machine.device)
-    for _ in range(2):
-        started_at = time.perf_counter()
-        with machine.autocast():
-            logits = cohort(images)
-        total = objective(logits, labels).total
-        total.backward()
-        total.item()  # waits for the device
-        elapsed_s = time.perf_counter() - started_at
-    return flops * batch / elapsed_s
+    measured = recipe.replace(batch_size=batch, runtime={**recipe.runtime.model_dump(), "compile": False})
+    data = random_data(seen.shape[0], recipe.data.side, seen.classes, images=batch * EPOCH_STEPS)
+    training = prepare_training(measured, data, machine)
+    run = Runner(training, choose_step(training))
+    # The first is the slowest: memory is taken, algorithms are chosen, and on a GPU the step is recorded.
+    first_s, seconds = run(1), list[float]()
+    until = time.perf_counter() + MEASURED_S
+    is_slow = machine.device.type == "cpu" and first_s > MEASURED_S
+    while not is_slow and len(seconds) < MEASURED_STEPS and time.perf_counter() < until:
+        seconds.append(run(1))
+    return flops * batch / median(seconds or [first_s])

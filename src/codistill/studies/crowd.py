@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from codistill.studies.costs import training_flops
-from codistill.studies.progress import clock
-from codistill.studies.runs import Run
+from codistill.studies.costs import epoch_flops
+from codistill.studies.runs import Run, clock
 
 # One more training must bring so much more in total to be worth its memory; less is noise.
 WORTHWHILE = 1.05
@@ -81,10 +80,7 @@ def _epochs_between(then: Clocks, now: Clocks) -> int:
 
 
 def _flops_per_s(run: Run, then: tuple[int, float], now: tuple[int, float]) -> float:
-    """Where images are not counted yet, an epoch counts 1 instead: then runs are compared by their epochs."""
-    flops = training_flops(run.recipe)
-    epoch_flops = 1.0 if flops is None else flops / run.recipe.length.epochs
-    return epoch_flops * (now[0] - then[0]) / (now[1] - then[1])
+    return epoch_flops(run.recipe) * (now[0] - then[0]) / (now[1] - then[1])
 
 
 def has_room_on_gpu(running: int) -> bool:

@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from datetime import timedelta
 
+from codistill.engine.environment import describe
 from codistill.hardware import cores
 from codistill.recipes import Recipe
 from codistill.studies.costs import finished_flops_per_s, measured_flops_per_s, sizes, training_flops
 from codistill.studies.crowd import Crowd, FixedCrowd, GrowingCrowd, has_room_on_gpu
-from codistill.studies.results import read_result
-from codistill.studies.runs import Plan
+from codistill.studies.results import Result, device_name, read_result
+from codistill.studies.runs import Plan, Run, clock
 from codistill.studies.study import Study
 from codistill.studies.tables import Cell, Table
 
@@ -47,19 +48,35 @@ class Pace:
 
     @classmethod
     def of(cls, plan: Plan) -> "Pace":
-        """By runs that are finished, or else by a step measured now."""
-        finished = [read_result(run.result_file) for run in plan.runs if run.finished]
+        """By runs that were finished here, or else by steps measured now."""
+        finished = _finished_here(plan)
         if flops_per_s := finished_flops_per_s(finished):
             return cls(flops_per_s, f"{_giga(flops_per_s)} a run, is that of {len(finished)} finished runs.")
-        for run in plan.runs:
+        for run in _worth_measuring(plan):
             if (seen := sizes(run.recipe)) and (flops_per_s := measured_flops_per_s(run.recipe, seen)):
-                return cls(
-                    flops_per_s, f"{_giga(flops_per_s)} a run, was measured on one step just now: a rough guess."
-                )
+                return cls(flops_per_s, f"{_giga(flops_per_s)} a run, {_measured(run.recipe)}")
         return cls(None, "The pace is not known: nothing is finished, and no step could be measured.")
 
     def hours(self, flops: float) -> float | None:
         return flops / self.flops_per_s / 3600 if self.flops_per_s else None
+
+
+def _finished_here(plan: Plan) -> list[Result]:
+    """Without those that another machine trained: its pace says nothing about the runs to come."""
+    results = [read_result(run.result_file) for run in plan.runs if run.finished]
+    here = describe() if results else {}
+    return [result for result in results if result.device == device_name(result.recipe, here)]
+
+
+def _worth_measuring(plan: Plan) -> list[Run]:
+    """What costs most of the time comes first; a student can be measured only when its teacher is there."""
+    ready = [run for run in plan.runs if all(needed.finished for needed in run.needs)]
+    return sorted(ready, key=lambda run: training_flops(run.recipe) or 0, reverse=True)
+
+
+def _measured(recipe: Recipe) -> str:
+    how = "uncompiled; compiled, as in the runs, they are likely faster" if recipe.runtime.compile else "a guess"
+    return f"was measured on a few steps just now, start and evaluation aside: {how}."
 
 
 def _giga(flops_per_s: float) -> str:
@@ -84,9 +101,14 @@ def plan_table(study: Study, plan: Plan, jobs: int, pace: Pace) -> Table:
 def to_do(plan: Plan, jobs: int, pace: Pace) -> str:
     """What is left to train, and how long it takes at this pace."""
     left = [run for run in plan.runs if not run.finished]
-    costs = [flops for run in left if (flops := training_flops(run.recipe)) is not None]
+    costs = [flops * _share_left(run) for run in left if (flops := training_flops(run.recipe)) is not None]
     hours = pace.hours(sum(costs) / max(1, min(jobs, len(left))))
     time = "for an unknown time" if hours is None else f"about {timedelta(seconds=round(hours * 3600))}"
     unknown = len(left) - len(costs)
     beside = f", and {unknown} runs whose images are not there to be counted" if unknown else ""
     return f"To do: {len(left)} runs, {sum(costs) / 1e15:.3g} PFLOP, {jobs} at a time: {time}{beside}."
+
+
+def _share_left(run: Run) -> float:
+    epochs_done, _ = clock(run)
+    return 1 - epochs_done / run.recipe.length.epochs

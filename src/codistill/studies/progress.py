@@ -1,7 +1,6 @@
 """How far a study is: a bar for all of it and a line for each running training on a terminal, plain lines elsewhere."""
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -11,10 +10,8 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from codistill.engine.folder import RunFolder
-from codistill.studies.runs import Run
-
-Kind = tuple[object, ...]
+from codistill.studies.runs import Run, clock
+from codistill.studies.timesheet import TimeSheet
 
 
 class Bar(Progress):
@@ -44,6 +41,7 @@ class Display:
         )
         self._overall = self.bar.add_task("study", total=len(runs), note="")
         self._tasks: dict[Path, TaskID] = {}
+        self._sheet = TimeSheet(runs)
 
     def __enter__(self) -> Self:
         self.bar.start()
@@ -67,10 +65,16 @@ class Display:
 
     def ended(self, run: Run, how: str) -> None:
         finished = sum(run.finished for run in self.runs)
+        self._sheet.observe([run for run in self.runs if run.folder in self._tasks])
         self.say(f"{how}: {run.title} ({finished} of {len(self.runs)} runs; {self._left()})")
         self.bar.remove_task(self._tasks.pop(run.folder))
 
+    def failed(self, run: Run, how: str) -> None:
+        self._sheet.give_up(run)
+        self.ended(run, how)
+
     def update(self, running: Sequence[Run]) -> None:
+        self._sheet.observe(running)
         if not self.console.is_terminal:
             return
         shares = 0.0
@@ -84,43 +88,5 @@ class Display:
         self.bar.update(self._overall, completed=finished + shares, note=note, refresh=True)
 
     def _left(self) -> str:
-        seconds = remaining_s(self.runs, len(self._tasks))
+        seconds = self._sheet.remaining_s()
         return "time left not known yet" if seconds is None else f"about {timedelta(seconds=round(seconds))} left"
-
-
-def clock(run: Run) -> tuple[int, float]:
-    """Epochs done and seconds trained, by the run's own timing.jsonl; a line still being written does not count."""
-    try:
-        lines = RunFolder(run.folder).timing.read_text().split("\n")
-    except FileNotFoundError:
-        return 0, 0.0
-    if len(lines) < 2:
-        return 0, 0.0
-    last = json.loads(lines[-2])
-    return last["epoch"], last["elapsed_s"]
-
-
-def remaining_s(runs: Sequence[Run], jobs: int, clock: Callable[[Run], tuple[int, float]] = clock) -> float | None:
-    """From the seconds per epoch of runs of the same kind, or of any; None while no epoch is done."""
-    clocks = {run.folder: clock(run) for run in runs}
-    paces: dict[Kind, list[float]] = {}
-    for run in runs:
-        epochs, elapsed_s = clocks[run.folder]
-        if epochs:
-            paces.setdefault(_kind(run), []).append(elapsed_s / epochs)
-    known = [pace for of_kind in paces.values() for pace in of_kind]
-    if not known:
-        return None
-    left = [(run, run.recipe.length.epochs - clocks[run.folder][0]) for run in runs if not run.finished]
-    work_s = sum(epochs * _mean(paces.get(_kind(run), known)) for run, epochs in left)
-    return work_s / max(1, min(jobs, len(left)))
-
-
-def _kind(run: Run) -> Kind:
-    """What decides how long an epoch takes."""
-    recipe = run.recipe
-    return (tuple(recipe.networks.values()), recipe.method, recipe.heads, recipe.data.name)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

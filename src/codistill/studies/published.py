@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 from codistill.engine.files import to_json, write_atomically
@@ -13,7 +13,7 @@ from codistill.studies import catalogue
 from codistill.studies.output import write
 from codistill.studies.report import Results, build, differing
 from codistill.studies.results import Result, read_result
-from codistill.studies.runs import run_name
+from codistill.studies.runs import run_name, start_names
 from codistill.studies.study import Row, Study
 
 MAX_PUBLISHED_BYTES = 300_000
@@ -62,7 +62,7 @@ def _text(content: dict[str, Any]) -> bytes:
 def _without_places(content: dict[str, Any]) -> dict[str, Any]:
     """Which folder of whose disk the data and a teacher's weights were in is nobody's business."""
     recipe = content["recipe"]
-    start = {name: "/".join(PurePath(file).parts[-3:]) for name, file in recipe["start"].items()}
+    start = start_names(recipe["start"])
     return {**content, "recipe": {**recipe, "start": start, "data": {**recipe["data"], "folder": None}}}
 
 
@@ -110,8 +110,8 @@ def setting_of(row: Row, recipe: Recipe) -> Setting | None:
     """How a recipe is otherwise than a row's; None when it is not of this row."""
     if (row.recipe.method, row.recipe.networks) != (recipe.method, recipe.networks):
         return None
-    own = row.resolved()
-    lines = differing(own, recipe)
+    lines = differing(row.resolved(), recipe)
     if not all(is_below(key_of(line), MAY_DIFFER) for line in lines):
         return None
-    return recipe.length.epochs / own.length.epochs, tuple(line for line in lines if key_of(line) != "length.epochs")
+    share = round(recipe.length.epochs / row.longer) / row.recipe.length.epochs
+    return share, tuple(line for line in lines if key_of(line) != "length.epochs")

@@ -7,7 +7,7 @@ from typing import Any
 
 from codistill.recipes import Recipe, difference
 from codistill.recipes.overrides import WHERE, is_below, key_of
-from codistill.studies.costs import training_flops
+from codistill.studies.costs import share_of_images, training_flops
 from codistill.studies.results import Result
 from codistill.studies.runs import run_name
 from codistill.studies.statistics import Difference, paired_difference, summarise
@@ -21,7 +21,7 @@ METRICS = {"top1_error": "top-1", "top5_error": "top-5"}
 NO_DEVIATION = ("name", "seed", "start", *WHERE)
 
 # Deviations beyond which the paper's number says nothing about ours.
-INCOMPARABLE = ("networks", "method", "heads", "data.name", "data.wrong_labels")
+INCOMPARABLE = ("networks", "method", "heads", "data.name", "data.wrong_labels", "data.train_limit")
 
 Results = Mapping[str, Mapping[int, Result]]
 """By row key and seed."""
@@ -51,12 +51,17 @@ class Report:
         return "".join(table._repr_html_() for table in (self.errors, self.differences) if table.rows)
 
 
-def build(study: Study, results: Results, seeds: Sequence[int], *, best_epoch: bool = False) -> Report:
-    """The tables of a study from what is there; a run that should be there and is not is named."""
+def build(
+    study: Study, results: Results, seeds: Sequence[int], *, best_epoch: bool = False, command: str | None = None
+) -> Report:
+    """The tables of a study from what is there; a run that should be there and is not is named.
+
+    ``command`` is what makes those; if None, that of the study as it is.
+    """
     found = {row.key: results.get(row.key, {}) for row in study.rows}
     return Report(
         study,
-        _errors(study, found, seeds, best_epoch),
+        _errors(study, found, _notes(study, found, seeds, best_epoch, command), best_epoch),
         _differences(study, found),
         tuple(_runs(study, found)),
     )
@@ -72,10 +77,10 @@ def differing(first: Recipe, second: Recipe) -> list[str]:
     return [line for line in difference(first, second) if not is_below(key_of(line), NO_DEVIATION)]
 
 
-def _errors(study: Study, found: Results, seeds: Sequence[int], best_epoch: bool) -> Table:
+def _errors(study: Study, found: Results, notes: Iterator[str], best_epoch: bool) -> Table:
     columns = list(_columns(study, found, best_epoch))
     rows = tuple(tuple(cell(row) for _, cell in columns) for row in study.rows)
-    return Table(study.title, tuple(name for name, _ in columns), rows, tuple(_notes(study, found, seeds, best_epoch)))
+    return Table(study.title, tuple(name for name, _ in columns), rows, tuple(notes))
 
 
 def _columns(study: Study, found: Results, best_epoch: bool) -> Iterator[Column]:
@@ -168,12 +173,17 @@ def _verdict(difference: Difference, scale: float | None) -> str:
 
 
 def _least_scale(study: Study, found: Results) -> float | None:
-    """The smallest share of its full length that a run had; None where there is no paper's length to compare with."""
-    scales = [run.scale / row.longer for row in study.rows for run in found[row.key].values() if run.scale is not None]
+    """The smallest share of its full length that a run had, in images; None where there is no paper's length."""
+    scales = [
+        run.recipe.length.epochs * share_of_images(run.recipe) / (paper_epochs * row.longer)
+        for row in study.rows
+        if (paper_epochs := row.recipe.length.paper_epochs)
+        for run in found[row.key].values()
+    ]
     return min(scales, default=None)
 
 
-def _notes(study: Study, found: Results, seeds: Sequence[int], best_epoch: bool) -> Iterator[str]:
+def _notes(study: Study, found: Results, seeds: Sequence[int], best_epoch: bool, command: str | None) -> Iterator[str]:
     has_paper = any(row.paper for row in study.rows)
     runs = " The paper's: of 5 runs." if any(s.n for row in study.rows for s in row.paper.values()) else ""
     yield f"Test error in % at the last epoch, mean(std) over n seeds; std is the sample one, none for n = 1.{runs}"
@@ -188,18 +198,18 @@ def _notes(study: Study, found: Results, seeds: Sequence[int], best_epoch: bool)
     elif scale is not None and scale != 1:
         yield f"Scale {scale:.2f}: the shortest run's share of the full length."
     yield f"Seeds: {_listed(seeds)}." + (" The paper has 5 runs." if has_paper and runs and len(seeds) != 5 else "")
-    yield from _missing(study, found, seeds)
+    yield from _missing(study, found, seeds, command)
     yield from _deviation_notes(study, found)
     yield from _machines(found)
     yield from study.notes
 
 
-def _missing(study: Study, found: Results, seeds: Sequence[int]) -> Iterator[str]:
+def _missing(study: Study, found: Results, seeds: Sequence[int], command: str | None) -> Iterator[str]:
     lacking = [(row, [seed for seed in seeds if seed not in found[row.key]]) for row in study.rows]
     missing = [f"{_of(row, study)} (seed {_listed(gone)})" for row, gone in lacking if gone]
     if missing:
-        count = max(seeds) - study.first_seed + 1
-        yield f"Missing runs: {'; '.join(missing)}. `codistill study {study.name} --seeds {count}` makes them."
+        makes = command or f"codistill study {study.name} --seeds {max(seeds) - study.first_seed + 1}"
+        yield f"Missing runs: {'; '.join(missing)}. `{makes}` makes them."
 
 
 def _deviation_notes(study: Study, found: Results) -> Iterator[str]:
@@ -216,23 +226,18 @@ def _deviation_notes(study: Study, found: Results) -> Iterator[str]:
 def _machines(found: Results) -> Iterator[str]:
     runs = [run for by_seed in found.values() for run in by_seed.values()]
     commits = sorted({_commit(run) for run in runs})
-    devices = sorted({_device(run) for run in runs})
+    devices = sorted({run.device for run in runs})
     if runs:
         torch = sorted({f"torch {run.environment.get('torch')}" for run in runs})
         yield f"Ran on {', '.join(devices)}; {', '.join(torch)}; commit {', '.join(commits)}."
-    if len(commits) > 1:
-        yield f"Warning: these runs are of {len(commits)} different commits."
+    for what, several in {"machines": devices, "commits": commits}.items():
+        if len(several) > 1:
+            yield f"Warning: these runs are of {len(several)} different {what}."
 
 
 def _commit(run: Result) -> str:
     commit = run.environment.get("commit")
     return f"{commit[:10]}{' with changes' if run.environment.get('dirty') else ''}" if commit else "unknown"
-
-
-def _device(run: Result) -> str:
-    accelerators = run.environment.get("accelerators") or []
-    on_cpu = run.recipe.runtime.device == "cpu" or not accelerators
-    return str(run.environment.get("cpu") or "an unknown CPU") if on_cpu else str(accelerators[0])
 
 
 def _of(row: Row, study: Study) -> str:

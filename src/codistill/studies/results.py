@@ -25,9 +25,20 @@ class Result:
     def scale(self) -> float | None:
         return self.recipe.length.scale
 
+    @property
+    def device(self) -> str:
+        return device_name(self.recipe, self.environment)
+
     def mean_error(self, networks: Iterable[str]) -> float:
         errors = [self.errors[name]["top1_error"] for name in networks]
         return sum(errors) / len(errors)
+
+
+def device_name(recipe: Recipe, environment: Mapping[str, Any]) -> str:
+    """What a recipe is computed on where the environment is this one: the accelerator if there is one, or the CPU."""
+    accelerators = environment.get("accelerators") or []
+    on_cpu = recipe.runtime.device == "cpu" or not accelerators
+    return str(environment.get("cpu") or "an unknown CPU") if on_cpu else str(accelerators[0])
 
 
 def read_result(path: Path) -> Result:

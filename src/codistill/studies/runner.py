@@ -113,12 +113,7 @@ def _drop_blocked(waiting: list[Run], outcome: Outcome) -> None:
 
 
 def _start(run: Run, out: Path, command: Command) -> _Child:
-    """A begun run is continued by its own recipe file, so that it goes on as it began, threads included."""
-    recipe_file = RunFolder(run.folder).recipe
-    if not run.begun:
-        recipe_file = out / "recipes" / f"{run.name}.yaml"
-        recipe_file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(recipe_file, files.dumps(run.recipe))
+    recipe_file = _recipe_to_continue(run) if run.begun else _recipe_to_begin(run, out)
     log_file = out / "logs" / f"{run.name}.log"
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with log_file.open("wb") as log:
@@ -133,6 +128,28 @@ def _start(run: Run, out: Path, command: Command) -> _Child:
     return _Child(run, process, recipe_file, log_file)
 
 
+def _recipe_to_begin(run: Run, out: Path) -> Path:
+    recipe_file = out / "recipes" / f"{run.name}.yaml"
+    recipe_file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(recipe_file, files.dumps(run.recipe))
+    return recipe_file
+
+
+def _recipe_to_continue(run: Run) -> Path:
+    """Its own recipe's file, so that it goes on as it began, threads included.
+
+    But device, data and teachers are those of here and now: the folder may come from another place or machine.
+    """
+    recipe_file = RunFolder(run.folder).recipe
+    own = files.load(recipe_file)
+    data = {**own.data.model_dump(), "folder": run.recipe.data.folder or own.data.folder}
+    runtime = {**own.runtime.model_dump(), "device": run.recipe.runtime.device}
+    here = own.replace(start=run.recipe.start, data=data, runtime=runtime)
+    if here != own:
+        write_atomically(recipe_file, files.dumps(here))
+    return recipe_file
+
+
 def _conclude(child: _Child, outcome: Outcome, display: Display) -> None:
     code = child.process.returncode
     if child.run.finished:
@@ -143,7 +160,7 @@ def _conclude(child: _Child, outcome: Outcome, display: Display) -> None:
     else:
         reason = f"ended with exit code {code} and no result" if code >= 0 else f"killed by signal {-code}"
         outcome.failures.append(Failure(child.run, reason, child.recipe_file, child.log_file))
-        display.ended(child.run, reason)
+        display.failed(child.run, reason)
 
 
 def _stop(children: Sequence[_Child], display: Display, *, at_once: bool) -> None:

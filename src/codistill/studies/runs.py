@@ -8,6 +8,7 @@ from pathlib import Path, PurePath
 
 from codistill.engine.folder import RunFolder
 from codistill.recipes import Recipe, difference, files
+from codistill.recipes.overrides import WHERE_AND_HOW, is_below, key_of
 from codistill.studies.results import read_result
 from codistill.studies.study import Row, Study, slug
 
@@ -36,6 +37,18 @@ class Run:
     @property
     def begun(self) -> bool:
         return RunFolder(self.folder).recipe.exists()
+
+
+def clock(run: Run) -> tuple[int, float]:
+    """Epochs done and seconds trained, by the run's own timing.jsonl; a line still being written does not count."""
+    try:
+        lines = RunFolder(run.folder).timing.read_text().split("\n")
+    except FileNotFoundError:
+        return 0, 0.0
+    if len(lines) < 2:
+        return 0, 0.0
+    last = json.loads(lines[-2])
+    return last["epoch"], last["elapsed_s"]
 
 
 @dataclass(frozen=True)
@@ -97,20 +110,29 @@ def _digest(recipe: Recipe) -> str:
     if recipe.data.name != "folder":
         values["data"].pop("folder", None)
     if recipe.start:
-        # …/RUN/weights/a.safetensors: a run's name says all about it, wherever it lies.
-        values["start"] = {name: "/".join(PurePath(file).parts[-3:]) for name, file in recipe.start.items()}
+        values["start"] = start_names(recipe.start)
     written = json.dumps({key: value for key, value in values.items() if value != {}}, sort_keys=True)
     return hashlib.sha256(written.encode()).hexdigest()[:10]
 
 
+def start_names(start: Mapping[str, str]) -> dict[str, str]:
+    """…/RUN/weights/a.safetensors without what comes before: a run's name says all about it, wherever it lies."""
+    return {name: "/".join(PurePath(file).parts[-3:]) for name, file in start.items()}
+
+
 def _check(run: Run) -> None:
-    """A folder's name follows from its recipe; one that holds another by now is refused, not continued or believed."""
+    """A folder's name follows from its recipe; one that holds another by now is refused, not continued or believed.
+
+    Where and by which kernels it was computed may be another than planned: it may have been continued elsewhere.
+    """
     there = [files.load(RunFolder(run.folder).recipe)] if run.begun else []
     there += [read_result(run.result_file).recipe] if run.finished else []
     for recipe in there:
-        if run_name(recipe) != run.name:
-            lines = "\n  ".join(difference(recipe, run.recipe))
+        same_start = ("start",) if start_names(recipe.start) == start_names(run.recipe.start) else ()
+        may_differ = ("name", *same_start, *WHERE_AND_HOW)
+        if lines := [line for line in difference(recipe, run.recipe) if not is_below(key_of(line), may_differ)]:
+            changed = "\n  ".join(lines)
             raise ValueError(
-                f"{run.folder} holds a run of another recipe:\n  {lines}\n"
+                f"{run.folder} holds a run of another recipe:\n  {changed}\n"
                 "Move that folder away, or choose another --out"
             )

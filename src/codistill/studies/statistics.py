@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 CONFIDENCE = 0.95
+# In percentage points, a tenth of a wrong answer among a hundred million: less is rounding, not a spread.
+ROUNDING = 1e-7
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,9 @@ class Difference:
     @property
     def decided(self) -> bool:
         """Whether the interval lies on one side of 0. Equal differences prove nothing: errors are counts, which tie."""
-        return self.low is not None and self.high is not None and self.low < self.high and self.low * self.high > 0
+        if self.low is None or self.high is None:
+            return False
+        return self.high - self.low > ROUNDING and self.low * self.high > 0
 
 
 def paired_difference(errors: Mapping[int, float], against: Mapping[int, float]) -> Difference | None:

@@ -1,0 +1,30 @@
+"""One call of `codistill study` with children that only pretend to train, and all that it left."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from synthetic import pretend
+
+from codistill.studies import catalogue
+from codistill.studies.command import run_study
+
+ON_CPU = "runtime.device=cpu"
+PAIR = catalogue.get("demo").groups[0]
+
+
+class Studied:
+    """One call of the command and all it left."""
+
+    def __init__(self, out: Path, name: str = "demo", **options: Any) -> None:
+        self.out = out
+        printed = io.StringIO()
+        settings = {"seeds": 2, "overrides": [ON_CPU], "jobs": 2, "command": pretend(out.parent / "scratch"), **options}
+        settings.setdefault("console", Console(file=printed, width=200))
+        self.code = run_study(name, out=out, **settings)
+        self.printed = printed.getvalue()
+
+    @property
+    def runs(self) -> list[Path]:
+        return sorted((self.out / "runs").iterdir())
