@@ -114,16 +114,16 @@ def finished_flops_per_s(results: Iterable[Result]) -> float | None:
 
 
 def measured_flops_per_s(recipe: Recipe, seen: Sizes) -> float | None:
-    """The pace of a few steps on this machine, recorded where the runs' are, but never compiled: that can take minutes.
+    """The pace of a few steps on this machine, recorded where the runs' are; None if it does not fit a GPU.
 
-    Seconds, not hours. None if it does not fit a GPU.
+    Seconds, not hours: nothing is compiled, and no algorithm tried, which can take minutes.
     """
     import torch
 
     from codistill.engine.captured import lacks_memory
-    from codistill.engine.runtime import prepared
+    from codistill.engine.runtime import prepared, without_trials
 
-    with prepared(recipe.runtime) as machine:
+    with prepared(recipe.runtime) as machine, without_trials():
         try:
             return _steps_flops_per_s(recipe, seen, machine)
         except RuntimeError as error:
