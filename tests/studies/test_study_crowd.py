@@ -13,9 +13,9 @@ from codistill import recipes
 from codistill.studies import catalogue
 from codistill.studies.crowd import FixedCrowd, GrowingCrowd, has_room_on_gpu
 from codistill.studies.planning import share_machine
-from codistill.studies.progress import Display
+from codistill.studies.progress import Board
 from codistill.studies.runner import run_all
-from codistill.studies.runs import Run, plan_runs
+from codistill.studies.runs import PlannedRun, plan_runs
 
 PLANNED = plan_runs(catalogue.get("wrn-28-4-twins"), range(1, 6), [], Path("out"), None).runs
 RUNS = [run for run in PLANNED if run.recipe.method == "dml"]
@@ -101,13 +101,13 @@ class Watcher:
         self.size = 1
         self.shown: list[int] = []
 
-    def observe(self, running: Sequence[Run]) -> None:
+    def observe(self, running: Sequence[PlannedRun]) -> None:
         self.shown.append(len(running))
 
 
 def test_a_crowd_is_shown_who_runs(tmp_path: Path) -> None:
     runs = plan_runs(catalogue.get("demo"), [41], ["runtime.device=cpu"], tmp_path, 1).runs
-    crowd, display = Watcher(), Display(runs, Console(file=io.StringIO()))
+    crowd, display = Watcher(), Board(runs, Console(file=io.StringIO()))
     run_all(runs, tmp_path, crowd=crowd, display=display, command=pretend(tmp_path / "scratch"))
     assert all(run.finished for run in runs)
     assert max(crowd.shown) == 1

@@ -10,8 +10,8 @@ from studied import Studied
 from synthetic import FINISH, pretend
 
 from codistill.studies import catalogue
-from codistill.studies.progress import Display
-from codistill.studies.runs import Run, clock, plan_runs
+from codistill.studies.progress import Board
+from codistill.studies.runs import PlannedRun, clock, plan_runs
 
 TRAIN_A_WHILE = f"""
 import pathlib, sys, time
@@ -24,7 +24,7 @@ for epoch in (1, 2, 3):
 
 
 def test_the_clock_of_a_run_is_its_last_whole_line(tmp_path: Path) -> None:
-    run = Run("title", catalogue.get("demo").rows[0].recipe, tmp_path)
+    run = PlannedRun("title", catalogue.get("demo").rows[0].recipe, tmp_path)
     timing = tmp_path / "timing.jsonl"
     assert clock(run) == (0, 0.0)
     timing.write_text("")
@@ -50,7 +50,7 @@ def test_a_terminal_gets_bars(tmp_path: Path) -> None:
 def test_elsewhere_a_line_tells_of_each_run_that_ended(tmp_path: Path) -> None:
     runs = plan_runs(catalogue.get("demo"), [41], [], tmp_path, None).runs
     printed = io.StringIO()
-    with Display(runs, Console(file=printed, width=150)) as display:
+    with Board(runs, Console(file=printed, width=150)) as display:
         display.started(runs[0])
         display.update(runs[:1])
         runs[0].folder.mkdir(parents=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from codistill.studies import catalogue
-from codistill.studies.runs import Run, plan_runs
+from codistill.studies.runs import PlannedRun, plan_runs
 from codistill.studies.timesheet import TimeSheet
 
 # A forward pass of WRN-28-4 with both heads over one without, counted independently.
@@ -16,12 +16,12 @@ HEADS = 4.728 / 1.691
 class Watched:
     """A time sheet of runs of ten epochs, and whatever time and epochs it is told."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
+    def __init__(self, runs: Sequence[PlannedRun]) -> None:
         self.runs, self.now = runs, 0.0
         self.epochs = dict.fromkeys((run.folder for run in runs), 0)
         self.sheet = TimeSheet(runs, lambda run: (self.epochs[run.folder], 0.0), lambda: self.now)
 
-    def at(self, now: float, epochs: int, *running: Run) -> float | None:
+    def at(self, now: float, epochs: int, *running: PlannedRun) -> float | None:
         """At this time, these run, and those that ran until now have done so many epochs."""
         self.now = now
         for run in running:
@@ -29,26 +29,26 @@ class Watched:
         self.sheet.observe(running)
         return self.sheet.remaining_s()
 
-    def finish(self, *runs: Run) -> None:
+    def finish(self, *runs: PlannedRun) -> None:
         for run in runs:
             run.folder.mkdir(parents=True)
             run.result_file.touch()
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> Sequence[Run]:
+def runs(tmp_path: Path) -> Sequence[PlannedRun]:
     """Independent, DML and DCM of a seed, then those of another."""
     study = catalogue.get("wrn-28-4-twins").only(methods=["independent", "dml", "dcm"])
     return plan_runs(study, [1, 2], ["length.epochs=10"], tmp_path, None).runs
 
 
-def test_nothing_is_known_before_an_epoch_is_done(runs: Sequence[Run]) -> None:
+def test_nothing_is_known_before_an_epoch_is_done(runs: Sequence[PlannedRun]) -> None:
     watched = Watched(runs)
     assert watched.at(0, 0, runs[0]) is None
     assert watched.at(29, 0, runs[0]) is None
 
 
-def test_one_at_a_time_and_others_by_what_they_compute(runs: Sequence[Run]) -> None:
+def test_one_at_a_time_and_others_by_what_they_compute(runs: Sequence[PlannedRun]) -> None:
     watched = Watched(runs)
     watched.at(0, 0, runs[0])
     # While there is but one epoch, it is what one takes: 30 s, 20 of which were the start.
@@ -60,7 +60,7 @@ def test_one_at_a_time_and_others_by_what_they_compute(runs: Sequence[Run]) -> N
     assert watched.at(54, 3, runs[0]) == pytest.approx(left_s - 4, rel=1e-3), "4 s of the next epoch are over"
 
 
-def test_two_at_once_are_charged_half_each(runs: Sequence[Run]) -> None:
+def test_two_at_once_are_charged_half_each(runs: Sequence[PlannedRun]) -> None:
     watched, pair = Watched(runs), runs[:2]
     watched.at(0, 0, *pair)
     watched.at(40, 1, *pair)
@@ -73,7 +73,7 @@ def test_two_at_once_are_charged_half_each(runs: Sequence[Run]) -> None:
     assert watched.at(220, 0, runs[2]) == pytest.approx(2 * 110 + 2 * 110 * HEADS, rel=1e-3)
 
 
-def test_a_kind_that_is_known_goes_by_its_own_pace(runs: Sequence[Run]) -> None:
+def test_a_kind_that_is_known_goes_by_its_own_pace(runs: Sequence[PlannedRun]) -> None:
     watched = Watched(runs)
     for run, begin, end in [(runs[0], 0, 100), (runs[2], 100, 300)]:  # DCM: twice as long, not 2.8 times
         watched.at(begin, 0, run)
@@ -84,7 +84,7 @@ def test_a_kind_that_is_known_goes_by_its_own_pace(runs: Sequence[Run]) -> None:
     assert watched.at(300, 0, runs[1]) == pytest.approx(2 * unseen_s + 100 + 200, rel=1e-3)
 
 
-def test_the_last_one_keeps_its_own_pace(runs: Sequence[Run]) -> None:
+def test_the_last_one_keeps_its_own_pace(runs: Sequence[PlannedRun]) -> None:
     """On a core of its own it gains nothing by the others' end."""
     watched = Watched(runs[:2])
     first, last = runs[:2]
@@ -110,7 +110,7 @@ def test_what_failed_is_not_waited_for(tmp_path: Path) -> None:
     assert watched.at(10, 0, other) == pytest.approx(100), "nor is what starts from it"
 
 
-def test_a_continued_run_counts_from_where_it_goes_on(runs: Sequence[Run]) -> None:
+def test_a_continued_run_counts_from_where_it_goes_on(runs: Sequence[PlannedRun]) -> None:
     run = runs[0]
     watched = Watched([run])
     assert watched.at(0, 5, run) is None, "what it did on another day says nothing about today"

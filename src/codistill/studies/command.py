@@ -9,7 +9,7 @@ from rich.console import Console
 from codistill.studies import catalogue
 from codistill.studies.output import print_report, print_table, write
 from codistill.studies.planning import Pace, plan_table, share_machine, to_do
-from codistill.studies.progress import Display
+from codistill.studies.progress import Board
 from codistill.studies.published import publish, tables_from
 from codistill.studies.report import Results, build
 from codistill.studies.results import Result, read_result
@@ -50,7 +50,7 @@ def run_study(
         print_table(plan_table(study, planned, crowd.size, Pace.of(planned)), console)
         return DONE
     _announce(study, planned, crowd.size, console)
-    display = Display(planned.runs, console)
+    display = Board(planned.runs, console)
     outcome = run_all(planned.runs, out, crowd=crowd, display=display, command=command)
     results = _finished(planned)
     options = {"--jobs": jobs, "--methods": _listed(methods), "--rows": _listed(rows), "--publish": publish_to}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from codistill.studies.costs import epoch_flops
-from codistill.studies.runs import Run, clock
+from codistill.studies.runs import PlannedRun, clock
 
 # One more training must bring so much more in total to be worth its memory; less is noise.
 WORTHWHILE = 1.05
@@ -22,7 +22,7 @@ class Crowd(Protocol):
     def size(self) -> int:
         """How many trainings may run now."""
 
-    def observe(self, running: Sequence[Run]) -> None:
+    def observe(self, running: Sequence[PlannedRun]) -> None:
         """See how far they are; ``size`` may be another afterwards."""
 
 
@@ -30,7 +30,7 @@ class Crowd(Protocol):
 class FixedCrowd:
     size: int
 
-    def observe(self, running: Sequence[Run]) -> None:
+    def observe(self, running: Sequence[PlannedRun]) -> None:
         pass
 
 
@@ -41,7 +41,9 @@ class GrowingCrowd:
     it is measured on the trainings themselves. One too many is let run to its end, and not replaced.
     """
 
-    def __init__(self, has_room: Callable[[int], bool], clock: Callable[[Run], tuple[int, float]] = clock) -> None:
+    def __init__(
+        self, has_room: Callable[[int], bool], clock: Callable[[PlannedRun], tuple[int, float]] = clock
+    ) -> None:
         """``has_room`` says whether the device has memory for another beside so many."""
         self.size = 1
         self._has_room, self._clock = has_room, clock
@@ -50,7 +52,7 @@ class GrowingCrowd:
         self._came_at: Clocks = {}
         self._judged_from: Clocks = {}
 
-    def observe(self, running: Sequence[Run]) -> None:
+    def observe(self, running: Sequence[PlannedRun]) -> None:
         if self._is_settled or len(running) != self.size:
             return
         clocks = {run.folder: self._clock(run) for run in running}
@@ -79,7 +81,7 @@ def _epochs_between(then: Clocks, now: Clocks) -> int:
     return min(now[folder][0] - then[folder][0] for folder in now)
 
 
-def _flops_per_s(run: Run, then: tuple[int, float], now: tuple[int, float]) -> float:
+def _flops_per_s(run: PlannedRun, then: tuple[int, float], now: tuple[int, float]) -> float:
     return epoch_flops(run.recipe) * (now[0] - then[0]) / (now[1] - then[1])
 
 

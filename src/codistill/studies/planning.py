@@ -9,7 +9,7 @@ from codistill.recipes import Recipe
 from codistill.studies.costs import finished_flops_per_s, measured_flops_per_s, sizes, training_flops
 from codistill.studies.crowd import Crowd, FixedCrowd, GrowingCrowd, has_room_on_gpu
 from codistill.studies.results import Result, device_name, read_result
-from codistill.studies.runs import Plan, Run, clock
+from codistill.studies.runs import Plan, PlannedRun, clock
 from codistill.studies.study import Study
 from codistill.studies.tables import Cell, Table
 
@@ -68,7 +68,7 @@ def _finished_here(plan: Plan) -> list[Result]:
     return [result for result in results if result.device == device_name(result.recipe, here)]
 
 
-def _worth_measuring(plan: Plan) -> list[Run]:
+def _worth_measuring(plan: Plan) -> list[PlannedRun]:
     """What costs most of the time comes first; a student can be measured only when its teacher is there."""
     ready = [run for run in plan.runs if all(needed.finished for needed in run.needs)]
     return sorted(ready, key=lambda run: training_flops(run.recipe) or 0, reverse=True)
@@ -109,6 +109,6 @@ def to_do(plan: Plan, jobs: int, pace: Pace) -> str:
     return f"To do: {len(left)} runs, {sum(costs) / 1e15:.3g} PFLOP, {jobs} at a time: {time}{beside}."
 
 
-def _share_left(run: Run) -> float:
+def _share_left(run: PlannedRun) -> float:
     epochs_done, _ = clock(run)
     return 1 - epochs_done / run.recipe.length.epochs

@@ -10,7 +10,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from codistill.studies.runs import Run, clock
+from codistill.studies.runs import PlannedRun, clock
 from codistill.studies.timesheet import TimeSheet
 
 
@@ -22,13 +22,13 @@ class Bar(Progress):
             super().refresh()
 
 
-class Display:
+class Board:
     """Shows all ``runs`` and tells how long the rest will take, as far as what is done can tell.
 
     A closed terminal must not end a study: what cannot be said there stays unsaid.
     """
 
-    def __init__(self, runs: Sequence[Run], console: Console) -> None:
+    def __init__(self, runs: Sequence[PlannedRun], console: Console) -> None:
         self.runs, self.console = runs, console
         self.bar = Bar(
             TextColumn("{task.description}"),
@@ -57,23 +57,23 @@ class Display:
         with suppress(OSError):
             self.bar.console.print(text, highlight=False)
 
-    def started(self, run: Run) -> None:
+    def started(self, run: PlannedRun) -> None:
         epochs = run.recipe.length.epochs
         self._tasks[run.folder] = self.bar.add_task(run.title, total=epochs, note=f"0/{epochs} epochs")
         if not self.console.is_terminal:
             self.say(f"{'continued' if run.begun else 'started'}: {run.title}")
 
-    def ended(self, run: Run, how: str) -> None:
+    def ended(self, run: PlannedRun, how: str) -> None:
         finished = sum(run.finished for run in self.runs)
         self._sheet.observe([run for run in self.runs if run.folder in self._tasks])
         self.say(f"{how}: {run.title} ({finished} of {len(self.runs)} runs; {self._left()})")
         self.bar.remove_task(self._tasks.pop(run.folder))
 
-    def failed(self, run: Run, how: str) -> None:
+    def failed(self, run: PlannedRun, how: str) -> None:
         self._sheet.give_up(run)
         self.ended(run, how)
 
-    def update(self, running: Sequence[Run]) -> None:
+    def update(self, running: Sequence[PlannedRun]) -> None:
         self._sheet.observe(running)
         if not self.console.is_terminal:
             return

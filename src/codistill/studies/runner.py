@@ -13,8 +13,8 @@ from codistill.engine.folder import RunFolder
 from codistill.engine.signals import handled
 from codistill.recipes import files
 from codistill.studies.crowd import Crowd
-from codistill.studies.progress import Display
-from codistill.studies.runs import Run
+from codistill.studies.progress import Board
+from codistill.studies.runs import PlannedRun
 
 STOPPED = 75  # what `codistill train` ends with when it was interrupted and has saved
 POLL_S = 0.2
@@ -32,7 +32,7 @@ def train_command(recipe_file: Path, folder: Path) -> Sequence[str]:
 class Failure:
     """A run that ended without a result, and the last lines it said."""
 
-    run: Run
+    run: PlannedRun
     reason: str
     recipe_file: Path | None = None
     log_file: Path | None = None
@@ -47,21 +47,21 @@ class Failure:
 @dataclass
 class Outcome:
     failures: list[Failure] = field(default_factory=list)
-    stopped: list[Run] = field(default_factory=list)
+    stopped: list[PlannedRun] = field(default_factory=list)
     interrupted: bool = False
     """Whether somebody asked the whole study to stop."""
 
 
 @dataclass(frozen=True)
 class _Child:
-    run: Run
+    run: PlannedRun
     process: subprocess.Popen[bytes]
     recipe_file: Path
     log_file: Path
 
 
 def run_all(
-    runs: Sequence[Run], out: Path, *, crowd: Crowd, display: Display, command: Command = train_command
+    runs: Sequence[PlannedRun], out: Path, *, crowd: Crowd, display: Board, command: Command = train_command
 ) -> Outcome:
     """Bring every run to its end, as many at a time as the crowd allows; what is finished is left alone, what was begun
     is continued.
@@ -94,11 +94,11 @@ def run_all(
     return outcome
 
 
-def _next_ready(waiting: Sequence[Run]) -> Run | None:
+def _next_ready(waiting: Sequence[PlannedRun]) -> PlannedRun | None:
     return next((run for run in waiting if all(needed.finished for needed in run.needs)), None)
 
 
-def _drop_blocked(waiting: list[Run], outcome: Outcome) -> None:
+def _drop_blocked(waiting: list[PlannedRun], outcome: Outcome) -> None:
     """A run whose teacher failed or stopped cannot begin: it shares its teacher's fate."""
     failed = {failure.run.folder for failure in outcome.failures}
     stopped = {run.folder for run in outcome.stopped}
@@ -112,7 +112,7 @@ def _drop_blocked(waiting: list[Run], outcome: Outcome) -> None:
             outcome.stopped.append(run)
 
 
-def _start(run: Run, out: Path, command: Command) -> _Child:
+def _start(run: PlannedRun, out: Path, command: Command) -> _Child:
     recipe_file = _recipe_to_continue(run) if run.begun else _recipe_to_begin(run, out)
     log_file = out / "logs" / f"{run.name}.log"
     log_file.parent.mkdir(parents=True, exist_ok=True)
@@ -128,14 +128,14 @@ def _start(run: Run, out: Path, command: Command) -> _Child:
     return _Child(run, process, recipe_file, log_file)
 
 
-def _recipe_to_begin(run: Run, out: Path) -> Path:
+def _recipe_to_begin(run: PlannedRun, out: Path) -> Path:
     recipe_file = out / "recipes" / f"{run.name}.yaml"
     recipe_file.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(recipe_file, files.dumps(run.recipe))
     return recipe_file
 
 
-def _recipe_to_continue(run: Run) -> Path:
+def _recipe_to_continue(run: PlannedRun) -> Path:
     """Its own recipe's file, so that it goes on as it began, threads included.
 
     But device, data and teachers are those of here and now: the folder may come from another place or machine.
@@ -150,7 +150,7 @@ def _recipe_to_continue(run: Run) -> Path:
     return recipe_file
 
 
-def _conclude(child: _Child, outcome: Outcome, display: Display) -> None:
+def _conclude(child: _Child, outcome: Outcome, display: Board) -> None:
     code = child.process.returncode
     if child.run.finished:
         display.ended(child.run, "finished")
@@ -163,7 +163,7 @@ def _conclude(child: _Child, outcome: Outcome, display: Display) -> None:
         display.failed(child.run, reason)
 
 
-def _stop(children: Sequence[_Child], display: Display, *, at_once: bool) -> None:
+def _stop(children: Sequence[_Child], display: Board, *, at_once: bool) -> None:
     """Ask every child to save; the second time, end them: what they saved before stays."""
     for child in children:
         if at_once:

@@ -14,13 +14,13 @@ from codistill.studies.study import Row, Study, slug
 
 
 @dataclass(frozen=True)
-class Run:
+class PlannedRun:
     """One recipe with its seed; ``needs`` are the runs whose weights it starts from."""
 
     title: str
     recipe: Recipe
     folder: Path
-    needs: tuple["Run", ...] = ()
+    needs: tuple["PlannedRun", ...] = ()
 
     @property
     def name(self) -> str:
@@ -39,7 +39,7 @@ class Run:
         return RunFolder(self.folder).recipe.exists()
 
 
-def clock(run: Run) -> tuple[int, float]:
+def clock(run: PlannedRun) -> tuple[int, float]:
     """Epochs done and seconds trained, by the run's own timing.jsonl; a line still being written does not count."""
     try:
         lines = RunFolder(run.folder).timing.read_text().split("\n")
@@ -55,8 +55,8 @@ def clock(run: Run) -> tuple[int, float]:
 class Plan:
     """``of`` is by row key and seed; two rows of one recipe have the same run. ``runs`` are all, teachers first."""
 
-    of: Mapping[tuple[str, int], Run]
-    runs: tuple[Run, ...]
+    of: Mapping[tuple[str, int], PlannedRun]
+    runs: tuple[PlannedRun, ...]
 
 
 def plan_runs(study: Study, seeds: Sequence[int], overrides: Sequence[str], out: Path, threads: int | None) -> Plan:
@@ -65,7 +65,7 @@ def plan_runs(study: Study, seeds: Sequence[int], overrides: Sequence[str], out:
     Seed by seed and not row by row: whenever it stops, the methods can be compared on the seeds that are done.
     """
     of = {(row.key, seed): _run(row, seed, overrides, out, threads) for seed in seeds for row in study.rows}
-    by_folder: dict[Path, Run] = {}
+    by_folder: dict[Path, PlannedRun] = {}
     for run in of.values():
         for one in (*run.needs, run):
             by_folder.setdefault(one.folder, one)
@@ -74,7 +74,7 @@ def plan_runs(study: Study, seeds: Sequence[int], overrides: Sequence[str], out:
     return Plan(of, tuple(by_folder.values()))
 
 
-def _run(row: Row, seed: int, overrides: Sequence[str], out: Path, threads: int | None) -> Run:
+def _run(row: Row, seed: int, overrides: Sequence[str], out: Path, threads: int | None) -> PlannedRun:
     recipe = row.resolved(overrides).replace(seed=seed)
     if recipe.data.name == "folder" and recipe.data.folder is None:
         raise ValueError(f"{row.group}, {row.label}: needs images on your disk; give data.folder=FOLDER")
@@ -87,7 +87,7 @@ def _run(row: Row, seed: int, overrides: Sequence[str], out: Path, threads: int 
     if threads is not None and recipe.runtime.threads is None:
         recipe = recipe.replace(runtime={**recipe.runtime.model_dump(), "threads": threads})
     needs = tuple(run for run, _ in teachers.values())
-    return Run(f"{row.group}, {row.label}, seed {seed}", recipe, out / "runs" / run_name(recipe), needs)
+    return PlannedRun(f"{row.group}, {row.label}, seed {seed}", recipe, out / "runs" / run_name(recipe), needs)
 
 
 def run_name(recipe: Recipe) -> str:
@@ -120,7 +120,7 @@ def start_names(start: Mapping[str, str]) -> dict[str, str]:
     return {name: "/".join(PurePath(file).parts[-3:]) for name, file in start.items()}
 
 
-def _check(run: Run) -> None:
+def _check(run: PlannedRun) -> None:
     """A folder's name follows from its recipe; one that holds another by now is refused, not continued or believed.
 
     Where and by which kernels it was computed may be another than planned: it may have been continued elsewhere.

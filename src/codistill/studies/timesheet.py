@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from codistill.studies.costs import epoch_flops
-from codistill.studies.runs import Run, clock
+from codistill.studies.runs import PlannedRun, clock
 
 Kind = tuple[object, ...]
 
@@ -32,20 +32,20 @@ class TimeSheet:
 
     def __init__(
         self,
-        runs: Sequence[Run],
-        clock: Callable[[Run], tuple[int, float]] = clock,
+        runs: Sequence[PlannedRun],
+        clock: Callable[[PlannedRun], tuple[int, float]] = clock,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runs, self._clock, self._now = runs, clock, now
         self._epoch_flops = {run.folder: epoch_flops(run.recipe) for run in runs}
-        self._running: Sequence[Run] = ()
+        self._running: Sequence[PlannedRun] = ()
         self._seen_at = now()
         self._used_s: dict[Path, float] = {}
         self._marks: dict[Path, list[Mark]] = {}
         """The first is of a run's coming."""
         self._given_up: set[Path] = set()
 
-    def observe(self, running: Sequence[Run]) -> None:
+    def observe(self, running: Sequence[PlannedRun]) -> None:
         """Charge those that ran since the last time; from now on it is these."""
         now = self._now()
         for run in self._running:
@@ -59,7 +59,7 @@ class TimeSheet:
                 self._marks[run.folder] = [Mark(self._clock(run)[0], 0.0, now)]
         self._running, self._seen_at = tuple(running), now
 
-    def give_up(self, run: Run) -> None:
+    def give_up(self, run: PlannedRun) -> None:
         """It failed: this study does not train it any more, nor what starts from it."""
         self._given_up |= {other.folder for other in self._runs if run in (other, *other.needs)}
 
@@ -75,10 +75,10 @@ class TimeSheet:
             heapq.heapreplace(ends_s, ends_s[0] + waiting_s)
         return max(ends_s)
 
-    def _is_over(self, run: Run) -> bool:
+    def _is_over(self, run: PlannedRun) -> bool:
         return run.finished or run.folder in self._given_up
 
-    def _left_s(self, run: Run, prices: "Prices") -> float:
+    def _left_s(self, run: PlannedRun, prices: "Prices") -> float:
         """By its own last epoch if it has had two, so that it is known what it shares the machine with now."""
         epochs, marks = run.recipe.length.epochs - self._clock(run)[0], self._marks.get(run.folder, [])
         if run in self._running and len(marks) > 2:
@@ -109,7 +109,7 @@ class Prices:
     computed: Mapping[Kind, float]
     used_s: Mapping[Kind, float]
 
-    def of(self, run: Run) -> float:
+    def of(self, run: PlannedRun) -> float:
         """Seconds per operation: of runs of its kind, or of all if there is none."""
         kind = _kind(run)
         if kind in self.computed:
@@ -117,7 +117,7 @@ class Prices:
         return sum(self.used_s.values()) / sum(self.computed.values())
 
 
-def _kind(run: Run) -> Kind:
+def _kind(run: PlannedRun) -> Kind:
     """What decides how long an epoch takes."""
     recipe = run.recipe
     return (tuple(recipe.networks.values()), recipe.method, recipe.heads, recipe.data.name)
