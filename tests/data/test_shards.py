@@ -78,7 +78,9 @@ def test_jpeg_extensions_in_any_case_and_members_of_other_kinds(shards: Path) ->
 def test_a_damaged_image_is_named_inside_its_shard_or_skipped(shards: Path) -> None:
     write(shards / "train" / "shard-000002.tar", ("bad.png", picture(1)[:40]), ("bad.cls", b"0"))
     for resident in (True, False):
-        with pytest.raises(ValueError, match=r"train/shard-000002.tar/bad.png: unreadable image: .*bad_images=skip"):
+        with pytest.raises(
+            ValueError, match=r"train/shard-000002.tar/bad.png: unreadable image: .*with data\.bad_images=skip"
+        ):
             read(shards, resident=resident)
         data = read(shards, resident=resident, bad_images="skip")
         (skipped,) = data.report["skipped"]

@@ -143,6 +143,15 @@ def test_the_card_says_what_the_result_says(exported: dict[str, Exported], finis
     assert f"with {parameters:,} parameters" in card
 
 
+def test_the_card_counts_images_that_were_left_out(copied: Path, tmp_path: Path) -> None:
+    about = json.loads((copied / "data.json").read_text())
+    skipped = [{"file": f"train/cat/{number}.png", "why": "truncated"} for number in range(1200)]
+    (copied / "data.json").write_text(json.dumps({**about, "skipped": skipped}))
+    export(copied, "a", "safetensors", tmp_path / "out")
+    card = (tmp_path / "out" / "MODEL_CARD.md").read_text()
+    assert "Images that could not be read and were left out: 1,200.\n" in card
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [

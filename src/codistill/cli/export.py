@@ -19,7 +19,7 @@ def export(run: Path, network: str, file_format: str, out: Path, *, best: bool, 
     state = "finished" if shipped.history.finished else "interrupted"
     images = f"{proof.images} test images" if proof.real_images else f"{proof.images} images of noise (no data at hand)"
     heads = "its trained heads" if proof.heads_kept else "new heads (no checkpoint is left)"
-    close = f"to within {proof.largest_difference:.1e}" if proof.largest_difference else "bit for bit"
+    close = f"to within {proof.largest_difference:.1e} of the largest" if proof.largest_difference else "bit for bit"
     plain, its = proof.latency_ms["plain"], proof.latency_ms["exported"]
     rows = {
         "run": f"{run}, {state}: {taken}",
