@@ -154,7 +154,10 @@ UNUSUAL = {
         lambda root: write(root / "val" / "shard-000000.tar", *image("x", 1, 2)),
         "val/shard-000000.tar/x.png: class 2, but train has none of it",
     ),
-    "more classes than names": (lambda root: (root / "classes.txt").write_text("cat\n"), "class 1, but .*names 1"),
+    "more classes than names": (
+        lambda root: (root / "classes.txt").write_text("cat\n"),
+        "class 1, but .*names only 1, counted from 0",
+    ),
     "fewer classes than names": (lambda root: (root / "classes.txt").write_text("a\nb\nc\n"), "it has none of class 2"),
     "a name twice": (lambda root: (root / "classes.txt").write_text("cat\ncat\n"), "the class 'cat' is there twice"),
     "one class": (one_class, "needs images of at least two classes, numbered from 0; it has none of class 1"),

@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import zoo
 from codistill.networks.build import architecture
@@ -82,6 +82,32 @@ def test_same_weights_give_the_same_logits(name: str) -> None:
     images = torch.randn(3, 3, 96, 96)
     with torch.no_grad():
         assert torch.allclose(ours.eval()(images), theirs.eval()(images), atol=1e-5, rtol=1e-5)
+
+
+OUR_STAGES = ("stem", "stage1", "stage2", "stage3", "stage4")
+RESNET_STAGES = ("maxpool", "layer1", "layer2", "layer3", "layer4")
+THEIR_STAGES = {
+    "resnet-18": RESNET_STAGES,
+    "resnet-50": RESNET_STAGES,
+    "mobilenetv2": ("features.0", "features.6", "features.13", "features.16", "features.18"),
+}
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_every_stage_gives_the_same_features(name: str) -> None:
+    torch.manual_seed(0)
+    theirs, ours = zoo.torchvision.models.get_model(TWINS[name]).eval(), architecture(name).backbone(1000).eval()
+    ours.load_state_dict({translated(name, key): tensor for key, tensor in theirs.state_dict().items()}, strict=True)
+    seen: dict[str, list[Tensor]] = {stage: [] for stage in OUR_STAGES}
+    for stage, path in zip(OUR_STAGES, THEIR_STAGES[name], strict=True):
+        for module in (ours.get_submodule(f"stages.{stage}"), theirs.get_submodule(path)):
+            module.register_forward_hook(lambda _, __, output, stage=stage: seen[stage].append(output))
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        ours(images), theirs(images)
+    assert list(seen) == list(ours.stages)
+    for one, other in seen.values():
+        assert torch.allclose(one, other, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["resnet-18", "resnet-50"])

@@ -101,6 +101,11 @@ class Shipped:
     """Whether it is of the epoch with the lowest validation error, instead of the last."""
 
     @property
+    def heads(self) -> int:
+        """How many it learned with; not every method has any."""
+        return len(self.cohort.members[self.history.name].heads)
+
+    @property
     def input_shape(self) -> tuple[int, int, int]:
         history = self.history
         return self.identity.in_channels, *history.augmentation.cropped(history.image_size)
