@@ -189,7 +189,7 @@ def _exits_by_network(
             raise unknown("network in exits", name, networks)
     for name in networks:
         if name not in exits:
-            raise ValueError(f"exits name no network {name!r}; add {name!r}: (), or the names of its exits")
+            raise ValueError(f"exits name no network {name!r}; add {name!r}: None for the usual ones, () for none")
     return exits
 
 
@@ -199,6 +199,8 @@ def _check_whole(what: str, value: int, least: int) -> None:
 
 
 def _check_names(networks: Mapping[str, object]) -> None:
+    if not isinstance(networks, Mapping):
+        raise ValueError(f"networks have names: write {{'a': …, 'b': …}} and not a {type(networks).__name__}")
     if not networks:
         raise ValueError("a cohort without networks; give at least one, as in {'a': 'wrn-28-4'}")
     for name in networks:

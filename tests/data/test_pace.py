@@ -47,7 +47,10 @@ SMALL = ["networks={a: resnet-8, b: resnet-8}", "data.image_size=16", "augment.c
 def test_bench_measures_both_and_says_what_to_set(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     changes = [*SMALL, "runtime.device=cpu", "runtime.threads=1"]
     bench(photos, "imagenet/resnet-18-twins", changes, seconds=0.1, images_per_s=None, as_json=True)
-    found = json.loads(capsys.readouterr().out)
+    shown = capsys.readouterr()
+    assert "measuring how fast images are decoded, by up to" in shown.err
+    assert "measuring training steps of 4 images, which can take minutes on a CPU" in shown.err
+    found = json.loads(shown.out)
     assert "1" in found["decoding"]
     assert found["device"] > 0
     assert found["path"] == "fp32, step by step"

@@ -78,7 +78,9 @@ def test_jpeg_extensions_in_any_case_and_members_of_other_kinds(shards: Path) ->
 def test_a_damaged_image_is_named_inside_its_shard_or_skipped(shards: Path) -> None:
     write(shards / "train" / "shard-000002.tar", ("bad.png", picture(1)[:40]), ("bad.cls", b"0"))
     for resident in (True, False):
-        with pytest.raises(ValueError, match=r"train/shard-000002.tar/bad.png: unreadable image: .*bad_images=skip"):
+        with pytest.raises(
+            ValueError, match=r"train/shard-000002.tar/bad.png: unreadable image: .*with data\.bad_images=skip"
+        ):
             read(shards, resident=resident)
         data = read(shards, resident=resident, bad_images="skip")
         (skipped,) = data.report["skipped"]
@@ -152,7 +154,10 @@ UNUSUAL = {
         lambda root: write(root / "val" / "shard-000000.tar", *image("x", 1, 2)),
         "val/shard-000000.tar/x.png: class 2, but train has none of it",
     ),
-    "more classes than names": (lambda root: (root / "classes.txt").write_text("cat\n"), "class 1, but .*names 1"),
+    "more classes than names": (
+        lambda root: (root / "classes.txt").write_text("cat\n"),
+        "class 1, but .*names only 1, counted from 0",
+    ),
     "fewer classes than names": (lambda root: (root / "classes.txt").write_text("a\nb\nc\n"), "it has none of class 2"),
     "a name twice": (lambda root: (root / "classes.txt").write_text("cat\ncat\n"), "the class 'cat' is there twice"),
     "one class": (one_class, "needs images of at least two classes, numbered from 0; it has none of class 1"),

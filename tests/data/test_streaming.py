@@ -96,7 +96,9 @@ def test_a_worker_that_dies_or_hangs_is_replaced_and_nothing_changes(
         assert worker.process.pid != struck[worker]
 
 
-def test_two_thousand_damaged_images_do_not_stop_a_training_and_are_all_reported(photos: Path, tmp_path: Path) -> None:
+def test_two_thousand_damaged_images_do_not_stop_a_training_and_are_all_reported(
+    photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = write_folder(tmp_path / "photos", train=70, test=30)
     damaged = write_damaged(folder, "train", 1900) + write_damaged(folder, "test", 100)
     recipe = streaming(folder, workers=2, bad_images="skip", wrong_labels=0.0)
@@ -104,12 +106,15 @@ def test_two_thousand_damaged_images_do_not_stop_a_training_and_are_all_reported
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert [skipped["file"] for skipped in result["data"]["skipped"]] == damaged
     assert len(damaged) == 2000
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        f"2,000 images cannot be read and are left out, the first {damaged[0]}; {tmp_path}/run/data.json names them all"
+    ]
     assert all(skipped["why"] for skipped in result["data"]["skipped"])
     assert result["data"]["sets"]["train"]["images"] == 70
     assert found == what_remains(streaming(photos, resident=True, wrong_labels=0.0), tmp_path / "without them")
     in_memory = load("folder", folder=folder, image_size=SIZE, bad_images="skip")
     assert in_memory.report["skipped"] == result["data"]["skipped"]
-    with pytest.raises(ValueError, match=r"unreadable image: .* skip such images with bad_images=skip"):
+    with pytest.raises(ValueError, match=r"unreadable image: .* skip such images with data\.bad_images=skip"):
         load("folder", folder=folder, image_size=SIZE, resident=False)
 
 

@@ -8,10 +8,13 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from tiny_runs import train
 
 from codistill.export import bundle
 from codistill.export.card import code
 from codistill.export.exporting import Exported, export
+from codistill.recipes.schema import Length
+from tiny import tiny_recipe
 
 FILES = {"labels.json", "preprocessing.json", "MODEL_CARD.md", "export.json"}
 
@@ -141,6 +144,24 @@ def test_the_card_says_what_the_result_says(exported: dict[str, Exported], finis
     assert "{%" not in card
     parameters = sum(parameter.numel() for parameter in exported["onnx"].shipped.network.parameters())
     assert f"with {parameters:,} parameters" in card
+
+
+def test_the_card_of_a_network_that_learned_alone(tmp_path: Path) -> None:
+    recipe = tiny_recipe(method="independent", ema=0.0, length=Length(epochs=1).model_dump())
+    exported = export(train(recipe, tmp_path / "run"), "a", "safetensors", tmp_path / "out")
+    card = (exported.model.parent / "MODEL_CARD.md").read_text()
+    assert "| learned with | nobody |\n" in card
+    assert "auxiliary classifiers" not in card
+    assert "- The plain network gives the very logits that it gave in the cohort, on 50 test images.\n" in card
+
+
+def test_the_card_counts_images_that_were_left_out(copied: Path, tmp_path: Path) -> None:
+    about = json.loads((copied / "data.json").read_text())
+    skipped = [{"file": f"train/cat/{number}.png", "why": "truncated"} for number in range(1200)]
+    (copied / "data.json").write_text(json.dumps({**about, "skipped": skipped}))
+    export(copied, "a", "safetensors", tmp_path / "out")
+    card = (tmp_path / "out" / "MODEL_CARD.md").read_text()
+    assert "Images that could not be read and were left out: 1,200.\n" in card
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ BUILD = {
     "a": "timm.create_model('resnet10t', num_classes=10)",
     "b": "torchvision.models.get_model('squeezenet1_1', num_classes=10)",
 }
-CASES = [("a", "safetensors"), ("a", "pt2"), ("a", "onnx"), ("b", "safetensors"), ("b", "pt2")]
+CASES = [(name, form) for name in NETWORKS for form in FORMATS]
 LOAD = """
 import numpy as np
 from safetensors.torch import load_file
@@ -99,6 +99,7 @@ def test_equal_logits(
         logits = FORMATS[form].load(shipped[name, form].model)(images)
     assert torch.allclose(logits, truth[name], rtol=0, atol=FORMATS[form].tolerance)
     assert shipped[name, form].proof.nodes > 20
+    assert len(CASES) == 6
 
 
 @pytest.mark.parametrize(("name", "form"), CASES)

@@ -118,7 +118,8 @@ def test_tolerance() -> None:
     assert require_same(logits, logits, "both") == 0
     with pytest.raises(ValueError, match=r"both give logits that differ by up to 1\.53e-05"):
         require_same(logits, logits.nextafter(torch.tensor(-300.0)), "both")
-    assert require_same(logits, logits + 0.01, "both", tolerance=1e-4) == pytest.approx(0.01, rel=1e-2)
+    assert require_same(logits, logits + 0.01, "both", tolerance=1e-4) == pytest.approx(0.01 / 200, rel=1e-2)
+    assert require_same(logits / 1000, logits / 1000 + 5e-5, "both", tolerance=1e-4) == pytest.approx(5e-5, rel=1e-2)
     with pytest.raises(ValueError, match="differ"):
         require_same(logits, logits + 0.03, "both", tolerance=1e-4)
     with pytest.raises(ValueError, match="differ"):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tiny_runs import train
@@ -176,6 +177,20 @@ def test_an_interrupted_run_needs_its_data(interrupted: Path, monkeypatch: pytes
         take_out(interrupted, "a")
 
 
+def test_an_interrupted_run_says_where_its_data_are_missed(tmp_path: Path) -> None:
+    """A folder that is given from somewhere else is not found from here."""
+    photos = tmp_path / "photos"
+    for number, place in enumerate(("train/cat", "train/dog", "test/cat", "test/dog")):
+        (photos / place).mkdir(parents=True)
+        for shade in (20, 90):
+            Image.new("RGB", (9, 9), (shade, 50 * number, 7)).save(photos / place / f"{shade}.png")
+    data = {"name": "folder", "folder": str(photos), "image_size": 8}
+    run = train(tiny_recipe(ema=0.0, batch_size=4, data=data), tmp_path / "run", steps=1)
+    photos.rename(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=rf"but those of folder \({photos}\) are not at hand, or are others now"):
+        take_out(run, "a")
+
+
 def test_a_run_that_saved_nothing(interrupted: Path, tmp_path: Path) -> None:
     run = shutil.copytree(interrupted, tmp_path / "run")
     shutil.rmtree(run / "checkpoints")
@@ -202,7 +217,7 @@ def test_an_unreadable_weight_file(copied: Path, content: bytes) -> None:
 
 def test_the_weight_file_of_another_network(copied: Path) -> None:
     shutil.copy(copied / "weights" / "b.safetensors", copied / "weights" / "a.safetensors")
-    with pytest.raises(ValueError, match=r"the weights of a in .* do not fit the network: \d+ tensors differ"):
+    with pytest.raises(ValueError, match=r"the weights of a in .* do not fit the network: \d+ tensors are missing"):
         take_out(copied, "a")
 
 

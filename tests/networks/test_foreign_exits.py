@@ -166,8 +166,12 @@ class Pair(Net):
         (Net(), {"num_classes": 7}, "network 'mine' tells 5 classes apart, and here there are 7"),
         (Net(), {"in_channels": 1}, "network 'mine' takes images of 3 channels, and these have 1"),
         (nn.Sequential(nn.Flatten(), nn.Linear(3072, 5)), {}, "no stages are found to hang heads at; name modules"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(3072, 5)), {}, "or have no heads with exits=()"),
         (Pair(), {}, "in training it does not give one row of logits per image"),
-        (nn.Linear(7, 5), {}, "it takes no images of 3 channels (32×32: "),
+        (nn.Linear(7, 5), {}, "its forward fails for images of 3 channels, tried without values on the meta device"),
+        (Branching(), {"heads": "apfc"}, "tried without values on the meta device (32×32: Tensor.item() cannot be"),
+        (Net(), {"exits": {"mnie": ()}}, "unknown network in exits 'mnie'; did you mean 'mine'?"),
+        (Net(), {"exits": {}}, "exits name no network 'mine'; add 'mine': None for the usual ones, () for none"),
         (LongWay(), {"exits": ("second",)}, "no head of kind paper at c2: what follows also uses what was computed"),
         (InPlace(), {"exits": ("first",)}, "what follows 'first' writes into its output; name the module that does"),
     ],
@@ -194,6 +198,26 @@ def test_a_forward_that_cannot_be_followed_still_takes_pooled_heads() -> None:
     assert len(Cohort({"mine": Unfollowed()}, 5, heads="apfc")(IMAGES)) == 3
 
 
+def test_a_forward_that_says_its_widths_has_heads_of_them() -> None:
+    """``view(-1, …)`` takes channels twice as wide for a batch twice as large, and complains of nothing."""
+
+    class Flattening(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 4, 5), nn.Conv2d(4, 8, 5)
+            self.pool, self.out = nn.MaxPool2d(2), nn.Linear(8 * 5 * 5, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.pool(self.second(self.pool(self.first(x)).relu()).relu())
+            logits: Tensor = self.out(x.view(-1, 8 * 5 * 5))
+            return logits
+
+    cohort = Cohort({"mine": Flattening()}, 5)
+    assert {name: tuple(logits.shape) for name, logits in cohort(IMAGES).items()} == dict.fromkeys(
+        ("mine/final", "mine/c2"), (4, 5)
+    )
+
+
 def test_a_module_that_runs_twice_is_no_exit() -> None:
     class Twice(Net):
         def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
@@ -203,6 +227,47 @@ def test_a_module_that_runs_twice_is_no_exit() -> None:
 
     with pytest.raises(ValueError, match=r"its module 'second\.1' runs 2 times; name the module around it"):
         Cohort({"mine": Twice()}, 5, exits=("second.1",))
+
+    class Shared(Net):
+        def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+            x = self.again(self.first(self.again(self.stem(x))))
+            logits: Tensor = self.out(self.third(self.second(x)).mean(dim=(2, 3)))
+            return logits
+
+    shared = Shared()
+    shared.first, shared.again, shared.second = layer(8, 8, 2), layer(8, 8), layer(8, 32, 2)
+    assert [place.path for place in OwnArchitecture(shared).exits] == ["second", "first", "stem"]
+    assert len(Cohort({"mine": shared}, 5)(IMAGES)) == 3
+
+
+def test_torchs_own_transformer_is_cut_into_thirds() -> None:
+    """Its encoder gives its layers switches beside the tokens."""
+
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.patches, self.out = nn.Conv2d(3, 8, 8, 8), nn.Linear(8, 5)
+            block = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+            self.encoder = nn.TransformerEncoder(block, 6, enable_nested_tensor=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = self.out(self.encoder(self.patches(x).flatten(2).transpose(1, 2)).mean(dim=1))
+            return logits
+
+    assert [place.path for place in OwnArchitecture(Tokens()).exits] == ["encoder.layers.3", "encoder.layers.1"]
+    assert len(Cohort({"mine": Tokens()}, 5, heads="apfc")(IMAGES)) == 3
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+def test_a_wrapped_module_is_not_taken_apart() -> None:
+    for wrapped, wrapper in ((nn.DataParallel(Net()), "DataParallel"), (torch.compile(Net()), "OptimizedModule")):
+        with pytest.raises(ValueError, match=f"network 'mine': it is wrapped in {wrapper}; give the module inside"):
+            Cohort({"mine": wrapped}, 5)
+
+
+def test_networks_have_names() -> None:
+    with pytest.raises(ValueError, match=r"networks have names: write \{'a': …, 'b': …\} and not a list"):
+        Cohort([Net(), Net()], 5)  # type: ignore[arg-type]
 
 
 def test_one_module_is_not_two_networks() -> None:
@@ -216,7 +281,9 @@ def test_networks_that_take_different_images_do_not_go_together() -> None:
     vit, swin = "timm:vit_tiny_patch16_224", "timm:swin_tiny_patch4_window7_224"
     with pytest.raises(ValueError, match=r"different sizes: 'a' only 224×224, 'b' only 64×64; say the same size"):
         Cohort({"a": vit, "b": f"{swin}:img_size=64,window_size=2"}, 5)
-    with pytest.raises(ValueError, match=r"network 'a' takes only images of 224×224, and these are 32×32; resize them"):
+    with pytest.raises(
+        ValueError, match=r"network 'a' takes only images of 224×224, and these are 32×32; make them so with data"
+    ):
         Cohort({"a": vit}, 5, image_size=(32, 32))
     with torch.device("meta"):
         assert len(Cohort({"a": f"{vit}:img_size=64", "b": f"{swin}:img_size=64,window_size=2"}, 5).members) == 2
@@ -233,6 +300,7 @@ def test_networks_that_take_different_images_do_not_go_together() -> None:
         ("torchvision:googlenet", {}, "torchvision:googlenet: in training it does not give one row of logits"),
         ("timm:resnet18@layer9", {}, "timm:resnet18: it has no module 'layer9' that runs; did you mean 'layer"),
         ("timm:resnet18", {"exits": ("stage2",)}, "unknown exit of network 'a' 'stage2'; Allowed: c2, c3, c4, c5"),
+        ("timm:resnet18", {"exits": ("layer2",)}, "modules are named behind @, as in timm:resnet18@layer2"),
     ],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore:The default weight initialization of GoogleNet")

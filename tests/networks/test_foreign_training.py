@@ -70,12 +70,26 @@ def test_a_frozen_teacher_from_a_file_teaches_and_stays_as_it_came(run: Path, tm
     assert all(weight.equal(came[name]) for name, weight in left.items())
 
 
-def test_a_file_that_does_not_fit_is_refused(run: Path, tmp_path: Path) -> None:
+def test_a_file_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "imagenet.safetensors"
     save_file(zoo.timm.create_model("resnet10t", num_classes=1000, in_chans=1).state_dict(), file)
+    weights = zoo.timm.create_model("resnet10t", num_classes=10, in_chans=1).state_dict()
+    wrapped, pickled = tmp_path / "wrapped.safetensors", tmp_path / "resnet10t.pth"
+    save_file({f"module.{name}": weight for name, weight in weights.items()}, wrapped)
+    torch.save(weights, pickled)
     for path, said in (
-        (file, r"do not fit the network: 2 tensors differ, the first is 'fc\.(weight|bias)'"),
-        (run / "weights" / "b.safetensors", r"do not fit the network: \d+ tensors differ, the first is"),
+        (
+            file,
+            r"do not fit the network: 2 tensors have another shape, such as 'fc\.weight', 1000×512 and not 10×512;"
+            r" a file for other classes is changed as docs/networks\.md says",
+        ),
+        (wrapped, r"86 tensors are missing, such as 'bn1\.bias', and 86 are not the network's, such as 'module\.bn1"),
+        (
+            pickled,
+            r"is not a readable safetensors file .*; what torch\.save wrote is converted as docs/networks\.md says",
+        ),
+        (tmp_path, r"is a folder; give the safetensors file in it"),
+        (tmp_path / "none", r"there is no file .*none; give a safetensors file of its weights"),
     ):
         described = recipe(start={"a": str(path)})
         with pytest.raises(ValueError, match=f"network 'a': .*{said}"):
@@ -84,7 +98,8 @@ def test_a_file_that_does_not_fit_is_refused(run: Path, tmp_path: Path) -> None:
 
 def test_images_that_a_network_does_not_take_stop_the_training(tmp_path: Path) -> None:
     described = recipe(networks={"a": "timm:vit_tiny_patch16_224:img_size=32,patch_size=8"}, method="independent")
-    with pytest.raises(ValueError, match=r"only images of 32×32, and these are 28×28"):
+    said = r"only images of 32×32, and these are 28×28; make them so with data.image_size=32 augment.crop=32, or"
+    with pytest.raises(ValueError, match=said):
         train(described, tmp_path / "run")
 
 

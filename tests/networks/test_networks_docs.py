@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from test_foreign_heads import WRN
 
 import zoo
@@ -20,8 +20,10 @@ COMMANDS = re.findall(r"^codistill .*$", TEXT, re.MULTILINE)
 
 
 def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a folder that has the file that somebody converts."""
+    """In a folder that has the files that somebody converts."""
     monkeypatch.chdir(tmp_path)
+    imagenet = zoo.timm.create_model("resnet18", num_classes=1000).state_dict()
+    save_file(imagenet, "resnet18-imagenet.safetensors")
     weights = {"fc.bias": torch.randn(3)}
     torch.save(weights, "resnet18.pth")
     namespace: dict[str, object] = {}
@@ -29,7 +31,10 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         exec(compile(script, "docs/networks.md", "exec"), namespace)
     assert type(namespace["plain"]) is zoo.timm.models.ResNet
     assert load_file("resnet18.safetensors")["fc.bias"].equal(weights["fc.bias"])
-    assert len(SCRIPTS) == 2
+    started = zoo.timm.create_model("resnet18", num_classes=10)
+    started.load_state_dict(load_file("start.safetensors"))
+    assert started.layer4[1].conv2.weight.equal(imagenet["layer4.1.conv2.weight"])
+    assert len(SCRIPTS) == 3
 
 
 @pytest.mark.parametrize("line", COMMANDS)

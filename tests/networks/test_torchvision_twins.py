@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import zoo
 from codistill.networks.build import architecture
@@ -66,22 +66,61 @@ def translated(name: str, key: str) -> str:
     return our_resnet_key(key, BASIC if name == "resnet-18" else BOTTLENECK)
 
 
-@pytest.mark.parametrize("name", TWINS)
-def test_same_weights_give_the_same_logits(name: str) -> None:
+def twins(name: str) -> tuple[nn.Module, nn.Module]:
+    """Ours and theirs, of the same weights, in evaluation mode.
+
+    Norms have the statistics of real features: with 0 and 1, as they come, a MobileNetV2's features fade to nothing,
+    and with numbers out of the air activations die. Either way any network would give these logits, for any image.
+    """
     torch.manual_seed(0)
     theirs: nn.Module = zoo.torchvision.models.get_model(TWINS[name])
+    for module in theirs.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = 1.0
+    with torch.no_grad():
+        theirs.train()(torch.randn(8, 3, 96, 96))
     ours = architecture(name).backbone(1000)
-    for network in (theirs, ours):
-        assert sum(weight.numel() for weight in network.parameters()) == PARAMETERS[name]
-    for key, tensor in theirs.state_dict().items():
-        if key.endswith(("running_mean", "running_var")):
-            tensor.uniform_(0.5, 1.5)  # as they come, statistics of 0 and 1 would hide a norm in the wrong place
     weights = {translated(name, key): tensor for key, tensor in theirs.state_dict().items()}
     assert len(weights) == len(theirs.state_dict())
     ours.load_state_dict(weights, strict=True)
+    return ours.eval(), theirs.eval()
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_same_weights_give_the_same_logits(name: str) -> None:
+    ours, theirs = twins(name)
+    for network in (ours, theirs):
+        assert sum(weight.numel() for weight in network.parameters()) == PARAMETERS[name]
     images = torch.randn(3, 3, 96, 96)
     with torch.no_grad():
-        assert torch.allclose(ours.eval()(images), theirs.eval()(images), atol=1e-5, rtol=1e-5)
+        our_logits, their_logits = ours(images), theirs(images)
+    assert (their_logits[0] - their_logits[1]).abs().max() > 0.1, "the logits do not depend on the image"
+    assert torch.allclose(our_logits, their_logits, atol=1e-5, rtol=1e-5)
+
+
+OUR_STAGES = ("stem", "stage1", "stage2", "stage3", "stage4")
+RESNET_STAGES = ("maxpool", "layer1", "layer2", "layer3", "layer4")
+THEIR_STAGES = {
+    "resnet-18": RESNET_STAGES,
+    "resnet-50": RESNET_STAGES,
+    "mobilenetv2": ("features.0", "features.6", "features.13", "features.16", "features.18"),
+}
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_every_stage_gives_the_same_features(name: str) -> None:
+    ours, theirs = twins(name)
+    seen: dict[str, list[Tensor]] = {stage: [] for stage in OUR_STAGES}
+    for stage, path in zip(OUR_STAGES, THEIR_STAGES[name], strict=True):
+        for module in (ours.get_submodule(f"stages.{stage}"), theirs.get_submodule(path)):
+            module.register_forward_hook(lambda _, __, output, stage=stage: seen[stage].append(output))
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        ours(images), theirs(images)
+    assert list(seen) == [stage for stage, _ in ours.get_submodule("stages").named_children()]
+    for one, other in seen.values():
+        assert other.std() > 0.1
+        assert torch.allclose(one, other, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["resnet-18", "resnet-50"])

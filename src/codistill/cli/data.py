@@ -8,9 +8,8 @@ from typing import Any
 import typer
 
 from codistill.cli.output import console, two_columns
+from codistill.cli.train import memory_explained, smaller
 from codistill.hardware import available_bytes, cores
-
-MEASURED_STEPS = 10
 
 
 def describe(name: str, folder: Path | None, *, download: bool, image_size: int, as_json: bool = False) -> None:
@@ -68,18 +67,24 @@ def bench(
     from codistill.data.folder import How
     from codistill.data.layout import contents
     from codistill.data.pace import advice, decoding_rates, processes
-    from codistill.engine.bench import bench as measure
+    from codistill.engine.bench import pace
 
     recipe = recipes.resolve(source, ["data.name=folder", f"data.folder={json.dumps(str(folder))}", *changes])
     found = contents(folder.expanduser())
     assert recipe.data.image_size is not None
     how = How(recipe.data.image_size, recipe.data.resize)
     counts = [count for count in (1, 2, 4, 8, 16, 32, 64, 128) if count < cores()] + [cores()]
+    typer.echo(f"measuring how fast images are decoded, by up to {processes(counts[-1])} …", err=True)
     rates = dict(decoding_rates(found, how, counts, seconds))
     device, path = images_per_s, "as given"
     if device is None:
-        step = measure(recipe, 3, how.image_size, len(found.class_names), MEASURED_STEPS)
-        device, path = step.images_per_s, step.path
+        typer.echo(
+            f"measuring training steps of {recipe.batch_size} images, which can take minutes on a CPU; leave it out "
+            "with --images-per-s N if you know it …",
+            err=True,
+        )
+        with memory_explained(smaller(recipe)):
+            device, path = pace(recipe, 3, how.image_size, len(found.class_names), seconds)
     pixel_bytes = found.images * 3 * how.image_size**2
     lines = advice(rates, device, pixel_bytes, available_bytes())
     if as_json:

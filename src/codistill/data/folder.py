@@ -128,7 +128,7 @@ def _skip(listing: Listing, index: int, why: str, how: How, skipped: list[dict[s
     if how.bad_images == "stop":
         raise ValueError(
             f"{listing.root / listing.names[index]}: unreadable image: {why}; "
-            "repair or remove it, or skip such images with bad_images=skip"
+            "repair or remove it, or skip such images with data.bad_images=skip"
         )
     skipped.append({"file": listing.names[index], "why": why})
 

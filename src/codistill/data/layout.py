@@ -33,7 +33,10 @@ def _find_sets(folder: Path) -> dict[str, Path]:
         raise ValueError(f"{folder}: no such folder; it must hold train/<class>/*.png and test/<class>/*.png")
     sets = {path.name: path for path in _visible(folder, folder) if path.name in SETS and path.is_dir()}
     if "train" not in sets or not ("test" in sets or "val" in sets):
-        raise ValueError(f"{folder}: needs the folders train and test (or val); it has {', '.join(sets) or 'neither'}")
+        hint = f"; the folder around it is {folder.parent}" if folder.name in SETS else ""
+        raise ValueError(
+            f"{folder}: needs the folders train and test (or val); it has {', '.join(sets) or 'neither'}{hint}"
+        )
     if "test" in sets and "val" in sets:
         return {"train": sets["train"], "test": sets["test"], "validation": sets["val"]}
     return {"train": sets["train"], "test": sets.get("test") or sets["val"]}
@@ -42,9 +45,8 @@ def _find_sets(folder: Path) -> dict[str, Path]:
 def _class_names(folder: Path, train: Path) -> tuple[str, ...]:
     names = tuple(path.name for path in _visible(folder, train) if path.is_dir())
     if len(names) < 2:
-        raise ValueError(
-            f"{train}: needs a folder for each of at least two classes, or .tar shards; it has {list(names)}"
-        )
+        found = ", ".join(names) or "none"
+        raise ValueError(f"{train}: needs a folder for each of at least two classes, or .tar shards; it has {found}")
     return names
 
 

@@ -134,7 +134,11 @@ def _refuse_strange_classes(folder: Path, listing: Listing, train: Listing, clas
     known = np.unique(train.labels[train.labels < classes])
     if len(strange := np.flatnonzero(~np.isin(listing.labels, known))):
         first = strange[0]
-        have = f"{folder / NAMES_FILE} names {classes}" if (folder / NAMES_FILE).exists() else "train has none of it"
+        have = (
+            f"{folder / NAMES_FILE} names only {classes}, counted from 0"
+            if (folder / NAMES_FILE).exists()
+            else "train has none of it"
+        )
         raise ValueError(f"{folder / listing.names[first]}: class {listing.labels[first]}, but {have}")
     if len(known) < max(classes, 2):
         missing = min(set(range(max(classes, 2))) - set(known.tolist()))

@@ -81,6 +81,18 @@ def bench(recipe: Recipe, channels: int, side: int, classes: int, steps: int) ->
         )
 
 
+def pace(recipe: Recipe, channels: int, side: int, classes: int, seconds: float) -> tuple[float, str]:
+    """Images a second and the step's path, from as many steps as take about so long: one at least, after two others."""
+    data = random_data(channels, side, classes, images=recipe.batch_size * EPOCH_STEPS)
+    with prepared(recipe.runtime) as machine:
+        training = prepare_training(recipe, data, machine)
+        step = choose_step(training)
+        run = Runner(training, step)
+        run(1)
+        steps = max(1, int(seconds / run(1)))
+        return steps * recipe.batch_size / run(steps), step.path
+
+
 def _flops_per_image(training: Training, shape: tuple[int, int, int]) -> int:
     passes = training.recipe.graph.passes
     return sum(cost(member, shape).flops * passes(name) for name, member in training.cohort.members.items())

@@ -109,6 +109,7 @@ class Run:
                 run = cls(folder, recipe, data)
                 with run.journal, run.timing, closing(run.saver):
                     run._describe_once()
+                    run._warn_of_skipped()
                     if changed:
                         log.info("%s goes on with %s", folder.path, "; ".join(changed))
                         write_atomically(folder.recipe, files.dumps(recipe))
@@ -126,6 +127,13 @@ class Run:
                 f"{self.folder.path}: the data of {self.data.name} are not those that the run began with (see "
                 f"{self.folder.data.name}); put them back, or begin another run with --out"
             )
+
+    def _warn_of_skipped(self) -> None:
+        if skipped := self.data.report.get("skipped"):
+            log.warning(
+                "%s images cannot be read and are left out, the first %s; %s names them all",
+                f"{len(skipped):,}", skipped[0]["file"], self.folder.data,
+            )  # fmt: skip
 
     @property
     def elapsed_s(self) -> float:

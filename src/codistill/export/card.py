@@ -8,7 +8,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import codistill
 from codistill.export.formats import Format
-from codistill.export.plain import Shipped
+from codistill.export.plain import History, Shipped
 from codistill.export.proofs import Proof
 
 SHOWN_CLASSES = 20
@@ -40,7 +40,8 @@ def facts(shipped: Shipped, form: Format, proof: Proof) -> dict[str, Any]:
         "identity": shipped.identity,
         "input_shape": shipped.input_shape,
         "parameters": sum(parameter.numel() for parameter in shipped.network.parameters()),
-        "partners": {name: kind for name, kind in history.recipe.networks.items() if name != history.name},
+        "heads": shipped.heads,
+        "partners": {name: kind for name, kind in history.recipe.networks.items() if name in teachers(history)},
         "measured": history.measured_until(shipped.done.epoch),
         "sets": history.report["sets"],
         "classes": ", ".join(names[:SHOWN_CLASSES]) + (" …" if len(names) > SHOWN_CLASSES else ""),
@@ -49,6 +50,12 @@ def facts(shipped: Shipped, form: Format, proof: Proof) -> dict[str, Any]:
         "proof": proof,
         "version": codistill.__version__,
     }
+
+
+def teachers(history: History) -> set[str]:
+    """The other networks whose classifiers taught one of its own."""
+    edges = [(one.source.partition("/")[0], one.learner.partition("/")[0]) for one in history.recipe.graph.transfers]
+    return {source for source, learner in edges if learner == history.name != source}
 
 
 def code(text: object) -> str:

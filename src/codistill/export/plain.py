@@ -101,6 +101,11 @@ class Shipped:
     """Whether it is of the epoch with the lowest validation error, instead of the last."""
 
     @property
+    def heads(self) -> int:
+        """How many it learned with; not every method has any."""
+        return len(self.cohort.members[self.history.name].heads)
+
+    @property
     def input_shape(self) -> tuple[int, int, int]:
         history = self.history
         return self.identity.in_channels, *history.augmentation.cropped(history.image_size)
@@ -172,10 +177,11 @@ def _identity(history: History, data: ImageData | None) -> Identity:
         identity, _ = read_weights(history.folder.weights(history.name))
         return identity
     if data is None:
+        where = f" ({history.recipe.data.folder})" if history.recipe.data.folder else ""
         raise ValueError(
             f"{history.folder.path} is not finished, and until then only its data tell how images are normalised, but "
-            f"those of {history.report['name']} are not at hand, or are others now; put them back, or finish with: "
-            f"{history.folder.continuing()}"
+            f"those of {history.report['name']}{where} are not at hand, or are others now; put them back, or finish "
+            f"with: {history.folder.continuing()}"
         )
     return Identity.of_data(history.recipe.networks[history.name], data)
 

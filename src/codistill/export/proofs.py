@@ -20,7 +20,7 @@ ROUNDS = 20
 
 @dataclass(frozen=True)
 class Proof:
-    """What was compared. ``largest_difference`` is that of the file's logits from the network's."""
+    """What was compared. ``largest_difference`` is that of the file's logits, as a share of the network's largest."""
 
     images: int
     real_images: bool
@@ -65,11 +65,12 @@ def proof_images(shipped: Shipped) -> Tensor:
 
 
 def require_same(first: Tensor, second: Tensor, what: str, tolerance: float = 0.0) -> float:
-    """The largest difference of two networks' logits; ``tolerance`` is a share of the largest logit, 1 at least."""
+    """The largest difference of two networks' logits, as a share of the largest logit, or of 1 where that is less."""
     worst = float((first - second).abs().max())
-    if not worst <= tolerance * max(1.0, float(first.abs().max())):
+    share = worst / max(1.0, float(first.abs().max()))
+    if not share <= tolerance:
         raise ValueError(f"{what} give logits that differ by up to {worst:.3g}; nothing is exported")
-    return worst
+    return share
 
 
 def same_nodes(form: Format, path: Path, plain: nn.Module, identity: Identity, shape: tuple[int, int, int]) -> int:

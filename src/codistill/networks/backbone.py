@@ -102,6 +102,7 @@ class Architecture(ABC):
 def wrong_size(network: str, takes: int, given: tuple[int, int]) -> ValueError:
     """The error for images that a network does not take."""
     return ValueError(
-        f"{network} takes only images of {takes}×{takes}, and these are {given[0]}×{given[1]}; resize them with "
-        f"data.image_size={takes}, or say the size in its name, as in timm:vit_tiny_patch16_224:img_size=32"
+        f"{network} takes only images of {takes}×{takes}, and these are {given[0]}×{given[1]}; make them so "
+        f"with data.image_size={takes} augment.crop={takes}, or say the size in its name, as in "
+        "timm:vit_tiny_patch16_224:img_size=32"
     )

@@ -137,10 +137,17 @@ def outline(network: str, available: Mapping[str, int], wanted: Iterable[str]) -
     names = tuple(wanted)
     for name in names:
         if name not in available:
-            raise unknown(f"exit of {network}", name, available)
+            raise _unknown_exit(network, name, available)
         if names.count(name) > 1:
             raise ValueError(f"{network}: exit {name!r} is named twice; name it once")
     return {"final": 1, **{name: stage for name, stage in available.items() if name in names}}
+
+
+def _unknown_exit(network: str, name: str, available: Iterable[str]) -> ValueError:
+    error = unknown(f"exit of {network}", name, available)
+    if "c2" in available:  # only exits of other people's networks are called by their C-number
+        return ValueError(f"{error}; modules are named behind @, as in timm:resnet18@layer2")
+    return error
 
 
 def _depth(name: str, text: str, fitting: Sequence[int], rule: str) -> int:

@@ -21,6 +21,7 @@ from codistill.wording import unknown
 OWN_SIZES = (32, 28, 64, 96, 128, 224, 299, 384, 512)  # tried in turn: a module does not say which images it takes
 LARGE = 299  # a few of the libraries' networks take no less
 ANY_CLASSES = 10  # a survey needs some number
+WRAPPERS = ("OptimizedModule", "DataParallel", "DistributedDataParallel")  # by name: torch.compile's has no public one
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,8 @@ class ForeignArchitecture(Architecture):
         if not self.exits:
             raise ValueError(
                 f"{self.label}: no stages are found to hang heads at; name modules, for a module of your own as in "
-                f"exits=['block1', 'block2'], in a name as in timm:resnet18@layer2,layer3"
+                "exits=['block1', 'block2'], in a name as in timm:resnet18@layer2,layer3, "
+                "or have no heads with exits=()"
             )
         return tuple(place.name for place in self.exits) if self.paths else super().default_exits
 
@@ -160,6 +162,8 @@ class OwnArchitecture(ForeignArchitecture):
     label: str = "the module"
 
     def study(self) -> Study:
+        if (wrapper := type(self.module).__name__) in WRAPPERS:
+            raise ValueError(f"it is wrapped in {wrapper}; give the module inside, and wrap the cohort")
         convolutions = [layer for layer in self.module.modules() if isinstance(layer, nn.Conv2d)]
         in_channels = convolutions[0].in_channels if convolutions else 3
         return Study.of(deepcopy(self.module).to("meta"), in_channels, OWN_SIZES, self.paths)

@@ -160,7 +160,8 @@ def _works(one: LaterStages, network: nn.Module, logits: Shape | None) -> bool:
     # A refitted layer in somebody's code can fail in any way; then the next design is tried.
     except Exception:
         return False
-    return tuple(output.shape[1:]) == logits
+    # The batch is compared too: a view(-1, WIDTH) takes other widths for other images.
+    return tuple(output.shape) == (BATCH, *(logits or ()))
 
 
 def reinitialise(module: nn.Module) -> None:

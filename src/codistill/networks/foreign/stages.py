@@ -5,7 +5,7 @@ nothing is down-sampled (a ViT), the network is cut into thirds instead. Stages 
 else in the tree of modules: the last module on the main path at each resolution.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby, takewhile
 
@@ -43,7 +43,7 @@ def find(network: nn.Module, survey: Survey, paths: Iterable[str] | None) -> Sta
 def _ends(network: nn.Module, survey: Survey) -> list[Call]:
     """As timm lists them, unless heads cannot be cut out there: it lists places inside of a few networks' blocks."""
     main_path = takewhile(lambda call: not _pools_all(call), _main_path(survey, survey.whole))
-    listed, passed = _listed_by_timm(network, survey), _usable(main_path)
+    listed, passed = _listed_by_timm(network, survey), _usable(_running_once(main_path, survey))
     found = [ends for ends in (_ends_among(calls, survey) for calls in (listed, passed)) if ends]
     cuttable = [ends for ends in found if all(can_be_cut(network, end.path) for end in ends[:-1][-PAPERS_EXITS:])]
     return (cuttable or found or [_thirds(max(listed, _longest_run(survey), key=len))])[0]
@@ -52,6 +52,11 @@ def _ends(network: nn.Module, survey: Survey) -> list[Call]:
 def _pools_all(call: Call) -> bool:
     """Whether nothing but numbers for the whole image is left behind it: a classifier follows, and no stage."""
     return positions(call.output) == 1 and (positions(call.input) or 0) > 1 and not call.has_parameters
+
+
+def _running_once(calls: Iterable[Call], survey: Survey) -> Iterator[Call]:
+    """What runs twice has no one output."""
+    return (call for call in calls if len(survey.called(call.path)) == 1)
 
 
 def _usable(calls: Iterable[Call]) -> list[Call]:
@@ -76,7 +81,8 @@ def _thirds(blocks: list[Call]) -> list[Call]:
 def _listed_by_timm(network: nn.Module, survey: Survey) -> list[Call]:
     listed = getattr(network, "feature_info", None) or ()
     found = [survey.called(feature["module"]) for feature in listed if isinstance(feature, dict)]
-    return _usable(sorted((calls[0] for calls in found if len(calls) == 1), key=lambda call: call.ended))
+    listed_calls = (calls[0] for calls in found if calls)
+    return _usable(sorted(_running_once(listed_calls, survey), key=lambda call: call.ended))
 
 
 def _main_path(survey: Survey, whole: Call) -> list[Call]:

@@ -13,6 +13,7 @@ from math import isqrt
 import torch
 from torch import Tensor, nn
 
+SETTINGS = (type(None), bool, int, float, str)  # what a module may be given beside its tensor
 BATCH = 2  # in training mode batch normalisation refuses a single value per channel
 
 Shape = tuple[int, ...]
@@ -85,7 +86,10 @@ def survey(network: nn.Module, in_channels: int, sizes: Iterable[int]) -> Survey
             failures.append(f"{size}×{size}: {' '.join(str(error).split())}")
             continue
         return Survey(calls, in_channels, size, any_size=_takes(network, in_channels, 2 * size))
-    raise ValueError(f"it takes no images of {in_channels} channels ({failures[0]})")
+    raise ValueError(
+        f"its forward fails for images of {in_channels} channels, tried without values on the meta device "
+        f"({failures[0]})"
+    )
 
 
 def positions(shape: Shape | None) -> int | None:
@@ -123,9 +127,9 @@ class _Recorder:
         self.moment += 1
         caller = self.running[-1].path if self.running else ""
         call = Call(self.names[module], module, caller, began=self.moment)
-        tensors = [value for value in (*args, *kwargs.values()) if value is not None]
-        if len(tensors) == 1 and isinstance(tensors[0], Tensor):
-            call.input = tuple(tensors[0].shape[1:])
+        given = [value for value in (*args, *kwargs.values()) if not isinstance(value, SETTINGS)]
+        if len(given) == 1 and isinstance(given[0], Tensor):
+            call.input = tuple(given[0].shape[1:])
         self.running.append(call)
 
     def end(self, module: nn.Module, args: object, output: object) -> None:
