@@ -15,8 +15,7 @@ from codistill.data import embedded
 from codistill.export.bundle import Preprocessing
 from codistill.export.exporting import Exported
 from codistill.export.formats import FORMATS
-from codistill.export.predict import Exported as Ready
-from codistill.export.predict import Prediction, Unreadable, find_images, predict
+from codistill.export.predict import Prediction, ReadyExport, Unreadable, find_images, predict
 
 IMAGES = 70  # more than one batch
 
@@ -68,7 +67,7 @@ def test_unreadable_images_are_named_and_the_others_go_on(
     assert isinstance(outcomes[4], Prediction)
 
 
-def ready(channels: str, size: int, crop: int, mean: tuple[float, ...]) -> Ready:
+def ready(channels: str, size: int, crop: int, mean: tuple[float, ...]) -> ReadyExport:
     how = Preprocessing(
         channels=channels,  # type: ignore[arg-type]
         resize=(size, size),
@@ -76,7 +75,7 @@ def ready(channels: str, size: int, crop: int, mean: tuple[float, ...]) -> Ready
         mean=mean,
         std=(0.5,) * len(mean),
     )
-    return Ready(lambda images: images.flatten(1)[:, :2], ("no", "yes"), how)
+    return ReadyExport(lambda images: images.flatten(1)[:, :2], ("no", "yes"), how)
 
 
 def test_colours_become_what_the_network_has(tmp_path: Path) -> None:
@@ -181,6 +180,6 @@ def test_an_image_of_another_shape_is_fitted_as_in_training(fit: str, left_half:
         mean=(0.5,) * 3,
         std=(0.25,) * 3,  # type: ignore[arg-type]
     )
-    read = Ready(classify=lambda images: images, labels=("a", "b"), preprocessing=how).read(tmp_path / "wide.png")
+    read = ReadyExport(classify=lambda images: images, labels=("a", "b"), preprocessing=how).read(tmp_path / "wide.png")
     assert isinstance(read, Tensor)
     assert int(read[0, 4, 0]) == left_half

@@ -10,6 +10,7 @@ import torch
 from synthetic import result_json
 
 from codistill import recipes
+from codistill.engine.bench import Runner
 from codistill.engine.step import Step
 from codistill.engine.training import Training
 from codistill.recipes import Recipe
@@ -99,7 +100,7 @@ def test_the_pace_of_a_step_is_measured_and_torch_left_as_it_was() -> None:
     assert torch.equal(torch.get_rng_state(), random_state)
 
 
-class ToldRunner:
+class ToldRunner(Runner):
     """Takes no step: says what it was told that they take, and remembers what it was given."""
 
     told_s: Iterator[float]
@@ -143,7 +144,7 @@ def test_a_step_that_does_not_fit_has_no_pace(monkeypatch: pytest.MonkeyPatch) -
     def fail(*_: object) -> None:
         raise errors.pop(0)
 
-    monkeypatch.setattr("codistill.engine.step.choose_step", fail)
+    monkeypatch.setattr("codistill.engine.bench.choose_step", fail)
     assert measured_flops_per_s(recipe, seen) is None
     assert measured_flops_per_s(recipe, seen) is None
     with pytest.raises(RuntimeError, match="a bug"):

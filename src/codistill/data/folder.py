@@ -14,9 +14,9 @@ from codistill.data import layout
 from codistill.data.decoders import Decoders
 from codistill.data.decoding import Resize
 from codistill.data.images import ImageData, Images, ImageSet, channel_statistics
+from codistill.data.inventory import take_inventory
 from codistill.data.listing import Contents, Listing
 from codistill.data.photos import OnDisk, Photos
-from codistill.data.survey import survey
 from codistill.hardware import available_bytes, cores
 
 RESIDENT_BYTES = 4 * 2**30  # the same on every machine, so that a run may continue on another
@@ -67,16 +67,16 @@ def _resident(folder: Path, contents: Contents, decoders: Decoders, how: How) ->
 def _streamed(folder: Path, contents: Contents, decoders: Decoders, how: How) -> ImageData:
     skipped: list[dict[str, str]] = []
     sets: dict[str, ImageSet] = {}
-    surveys = {split: survey(listing, decoders) for split, listing in contents.sets.items()}
+    inventories = {split: take_inventory(listing, decoders) for split, listing in contents.sets.items()}
     for split, listing in contents.sets.items():
-        unreadable = surveys[split].unreadable
+        unreadable = inventories[split].unreadable
         for index, why in unreadable.items():
             _skip(listing, index, why, how, skipped)
         members = torch.tensor([index for index in range(len(listing)) if index not in unreadable], dtype=torch.int64)
         _require_some(listing, len(members))
-        pixels = OnDisk(listing, decoders, members, surveys[split].sha256[members])
+        pixels = OnDisk(listing, decoders, members, inventories[split].sha256[members])
         sets[split] = Photos(pixels, torch.from_numpy(listing.labels)[members])
-    return _data(folder, contents, sets, skipped, surveys["train"].statistics(how.image_size))
+    return _data(folder, contents, sets, skipped, inventories["train"].statistics(how.image_size))
 
 
 def _data(

@@ -11,7 +11,7 @@ import torch
 from codistill.data.images import ImageData, Images
 from codistill.engine.captured import CapturedStep
 from codistill.engine.parts import PARTS, parts
-from codistill.engine.runtime import prepared
+from codistill.engine.runtime import Machine, prepared
 from codistill.engine.step import PlainStep, Step, choose_step
 from codistill.engine.timetable import Position, Timetable
 from codistill.engine.trainer import draw_epoch
@@ -54,25 +54,22 @@ def random_data(channels: int, side: int, classes: int, images: int) -> ImageDat
 
 def bench(recipe: Recipe, channels: int, side: int, classes: int, steps: int) -> Bench:
     """Measure ``steps`` steps of full batches of random images, after everything is compiled and recorded."""
-    data = random_data(channels, side, classes, images=recipe.batch_size * EPOCH_STEPS)
     with prepared(recipe.runtime) as machine:
         device = machine.device
         matmul = matmul_flops_per_s(device)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         started_at = time.perf_counter()
-        training = prepare_training(recipe, data, machine)
-        step = choose_step(training)
-        run = Runner(training, step)
+        run = Runner.of(recipe, channels, side, classes, machine)
         run(1)
         start_up_s = time.perf_counter() - started_at
         run(WARM_UP_STEPS)
         images_per_s = steps * recipe.batch_size / run(steps)
         return Bench(
             device=torch.cuda.get_device_name() if device.type == "cuda" else device.type,
-            path=step.path,
+            path=run.step.path,
             images_per_s=images_per_s,
-            flops_per_image=_flops_per_image(training, (channels, side, side)),
+            flops_per_image=_flops_per_image(run.training, (channels, side, side)),
             matmul_flops_per_s=matmul,
             start_up_s=start_up_s,
             # Before the parts are measured, which takes memory of its own.
@@ -83,14 +80,11 @@ def bench(recipe: Recipe, channels: int, side: int, classes: int, steps: int) ->
 
 def pace(recipe: Recipe, channels: int, side: int, classes: int, seconds: float) -> tuple[float, str]:
     """Images a second and the step's path, from as many steps as take about so long: one at least, after two others."""
-    data = random_data(channels, side, classes, images=recipe.batch_size * EPOCH_STEPS)
     with prepared(recipe.runtime) as machine:
-        training = prepare_training(recipe, data, machine)
-        step = choose_step(training)
-        run = Runner(training, step)
+        run = Runner.of(recipe, channels, side, classes, machine)
         run(1)
         steps = max(1, int(seconds / run(1)))
-        return steps * recipe.batch_size / run(steps), step.path
+        return steps * recipe.batch_size / run(steps), run.step.path
 
 
 def _flops_per_image(training: Training, shape: tuple[int, int, int]) -> int:
@@ -105,6 +99,13 @@ class Runner:
         self.training, self.step = training, step
         self.plan = draw_epoch(training, 0)
         self.timetable = Timetable.of(training.recipe, len(training.data.splits["train"]))
+
+    @classmethod
+    def of(cls, recipe: Recipe, channels: int, side: int, classes: int, machine: Machine) -> "Runner":
+        """Of full batches of random images."""
+        data = random_data(channels, side, classes, images=recipe.batch_size * EPOCH_STEPS)
+        training = prepare_training(recipe, data, machine)
+        return cls(training, choose_step(training))
 
     def __call__(self, steps: int) -> float:
         """The seconds they take."""

@@ -35,7 +35,7 @@ class Unreadable:
 def predict(model: Path, images: Sequence[Path], top: int = 5) -> Iterator[Prediction | Unreadable]:
     """Every image in turn, those below folders too; one that cannot be read is named and does not stop the others."""
     files = find_images(images)
-    network = Exported.load(model)
+    network = ReadyExport.load(model)
     for start in range(0, len(files), BATCH):
         outcomes = [network.read(file) for file in files[start : start + BATCH]]
         readable = [outcome for outcome in outcomes if isinstance(outcome, Tensor)]
@@ -61,7 +61,7 @@ def find_images(paths: Sequence[Path]) -> list[Path]:
 
 
 @dataclass(frozen=True)
-class Exported:
+class ReadyExport:
     """An export that is ready to be used."""
 
     classify: formats.Classify
@@ -69,7 +69,7 @@ class Exported:
     preprocessing: Preprocessing
 
     @classmethod
-    def load(cls, model: Path) -> "Exported":
+    def load(cls, model: Path) -> "ReadyExport":
         export = bundle.read(model)
         how = export.preprocessing
         height, width = how.resize

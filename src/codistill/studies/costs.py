@@ -137,17 +137,13 @@ def measured_flops_per_s(recipe: Recipe, seen: Sizes) -> float | None:
 
 
 def _steps_flops_per_s(recipe: Recipe, seen: Sizes, machine: "Machine") -> float:
-    from codistill.engine.bench import EPOCH_STEPS, Runner, random_data
-    from codistill.engine.step import choose_step
-    from codistill.engine.training import prepare_training
+    from codistill.engine.bench import Runner
 
     flops, batch = image_flops(recipe, seen), recipe.batch_size
     if machine.device.type == "cpu":
         batch = max(2, min(batch, MEASURED_FLOPS // flops))
     measured = recipe.replace(batch_size=batch, runtime={**recipe.runtime.model_dump(), "compile": False})
-    data = random_data(seen.shape[0], recipe.data.side, seen.classes, images=batch * EPOCH_STEPS)
-    training = prepare_training(measured, data, machine)
-    run = Runner(training, choose_step(training))
+    run = Runner.of(measured, seen.shape[0], recipe.data.side, seen.classes, machine)
     # The first is the slowest: memory is taken, algorithms are chosen, and on a GPU the step is recorded.
     first_s, seconds = run(1), list[float]()
     until = time.perf_counter() + MEASURED_S

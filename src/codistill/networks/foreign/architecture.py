@@ -25,7 +25,7 @@ WRAPPERS = ("OptimizedModule", "DataParallel", "DistributedDataParallel")  # by 
 
 
 @dataclass(frozen=True)
-class Study:
+class Findings:
     """What is known of a network before it is built: itself on the meta device, its calls, its stages."""
 
     network: nn.Module
@@ -33,7 +33,7 @@ class Study:
     stages: stages.Stages
 
     @classmethod
-    def of(cls, network: nn.Module, in_channels: int, sizes: Iterable[int], paths: Iterable[str] | None) -> "Study":
+    def of(cls, network: nn.Module, in_channels: int, sizes: Iterable[int], paths: Iterable[str] | None) -> "Findings":
         seen = survey(network, in_channels, sizes)
         match seen.whole.output:
             case (_,):
@@ -62,7 +62,7 @@ class ForeignArchitecture(Architecture):
         """What errors call the network."""
 
     @abstractmethod
-    def study(self) -> Study: ...
+    def findings(self) -> Findings: ...
 
     @abstractmethod
     def fresh(self, num_classes: int, in_channels: int) -> nn.Module:
@@ -70,11 +70,11 @@ class ForeignArchitecture(Architecture):
 
     def material(self, num_classes: int) -> nn.Module:
         """A network to cut heads out of, with weights that nobody has used."""
-        return self.fresh(num_classes, self._study.survey.in_channels)
+        return self.fresh(num_classes, self._findings.survey.in_channels)
 
     @property
     def exits(self) -> tuple[Exit, ...]:
-        return self._study.exits
+        return self._findings.exits
 
     @property
     def default_exits(self) -> tuple[str, ...]:
@@ -88,7 +88,7 @@ class ForeignArchitecture(Architecture):
 
     @property
     def image_size(self) -> int | None:
-        seen = self._study.survey
+        seen = self._findings.survey
         return None if seen.any_size else seen.image_size
 
     def backbone(self, num_classes: int, in_channels: int = 3) -> Backbone:
@@ -102,10 +102,10 @@ class ForeignArchitecture(Architecture):
         return str(self._design(exit_name, kind))
 
     @cached_property
-    def _study(self) -> Study:
+    def _findings(self) -> Findings:
         try:
             with torch.random.fork_rng(devices=[]):  # a library may draw weights, and nobody asked for random numbers
-                return self.study()
+                return self.findings()
         except ValueError as error:
             raise ValueError(f"{self.label}: {error}") from None
 
@@ -114,16 +114,16 @@ class ForeignArchitecture(Architecture):
         return {}
 
     def _design(self, exit_name: str, kind: str) -> heads.HeadDesign:
-        places = {place.name: call for place, call in zip(self.exits, self._study.stages.exits, strict=True)}
+        places = {place.name: call for place, call in zip(self.exits, self._findings.stages.exits, strict=True)}
         if exit_name not in places:
             raise unknown(f"exit of {self.label}", exit_name, places)
         if kind not in HEAD_KINDS:
             raise unknown("kind of head", kind, HEAD_KINDS)
         if (exit_name, kind) not in self._designs:
-            study = self._study
+            known = self._findings
             try:
                 with torch.random.fork_rng(devices=[]):
-                    found = heads.design(study.network, study.survey, study.stages, places[exit_name], kind)
+                    found = heads.design(known.network, known.survey, known.stages, places[exit_name], kind)
             except ValueError as error:
                 raise ValueError(f"{self.label}: no head of kind {kind} at {exit_name}: {error}") from None
             self._designs[exit_name, kind] = found
@@ -143,11 +143,11 @@ class LibraryArchitecture(ForeignArchitecture):
     def label(self) -> str:
         return f"{self.library}:{self.model}"
 
-    def study(self) -> Study:
+    def findings(self) -> Findings:
         with torch.device("meta"):
             network = built(self.library, self.model, ANY_CLASSES, 3, self.options)
         size = int(self.options.get(SIZES[self.library]) or LIBRARIES[self.library].image_size(network))
-        return Study.of(network, 3, (size, LARGE), self.paths)
+        return Findings.of(network, 3, (size, LARGE), self.paths)
 
     def fresh(self, num_classes: int, in_channels: int) -> nn.Module:
         return built(self.library, self.model, num_classes, in_channels, self.options)
@@ -161,15 +161,15 @@ class OwnArchitecture(ForeignArchitecture):
     paths: tuple[str, ...] | None = None
     label: str = "the module"
 
-    def study(self) -> Study:
+    def findings(self) -> Findings:
         if (wrapper := type(self.module).__name__) in WRAPPERS:
             raise ValueError(f"it is wrapped in {wrapper}; give the module inside, and wrap the cohort")
         convolutions = [layer for layer in self.module.modules() if isinstance(layer, nn.Conv2d)]
         in_channels = convolutions[0].in_channels if convolutions else 3
-        return Study.of(deepcopy(self.module).to("meta"), in_channels, OWN_SIZES, self.paths)
+        return Findings.of(deepcopy(self.module).to("meta"), in_channels, OWN_SIZES, self.paths)
 
     def fresh(self, num_classes: int, in_channels: int) -> nn.Module:
-        seen = self._study.survey
+        seen = self._findings.survey
         if seen.whole.output != (num_classes,):
             gives = (seen.whole.output or (0,))[0]
             raise ValueError(f"{self.label} tells {gives} classes apart, and here there are {num_classes}")

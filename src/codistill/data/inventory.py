@@ -32,7 +32,7 @@ REPORT_EVERY_S = 60.0
 
 
 @dataclass(frozen=True, eq=False)
-class Survey:
+class Inventory:
     """What was found of a listing's N images; rows of those that cannot be read are zeros."""
 
     sha256: Tensor  # [N, 32] uint8, of every file
@@ -44,7 +44,7 @@ class Survey:
     """How many were looked at, from the first on; all, unless it was interrupted."""
 
     @classmethod
-    def nothing(cls, count: int) -> "Survey":
+    def nothing(cls, count: int) -> "Inventory":
         return cls(torch.zeros(count, 32, dtype=torch.uint8), torch.zeros(3).long(), torch.zeros(3).long(), {}, 0)
 
     def statistics(self, image_size: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -52,9 +52,9 @@ class Survey:
         return exact_statistics(count, self.sums.tolist(), self.squares.tolist())
 
 
-def survey(listing: Listing, decoders: Decoders) -> Survey:
+def take_inventory(listing: Listing, decoders: Decoders) -> Inventory:
     file = data_folder() / "surveys" / f"{_key(listing, decoders)}.safetensors"
-    found = _remembered(file, len(listing)) or Survey.nothing(len(listing))
+    found = _remembered(file, len(listing)) or Inventory.nothing(len(listing))
     unsure = [*sorted(found.unreadable), *range(found.seen, len(listing))]
     if not unsure:
         return found
@@ -69,7 +69,7 @@ def _key(listing: Listing, decoders: Decoders) -> str:
     return f"{FORMAT}-{decoders.image_size}-{decoders.resize}-{listing.fingerprint()}"
 
 
-def _look(listing: Listing, decoders: Decoders, which: Sequence[int], found: Survey, file: Path) -> Survey:
+def _look(listing: Listing, decoders: Decoders, which: Sequence[int], found: Inventory, file: Path) -> Inventory:
     """Add what these images are like. It is remembered now and then, so that whoever is stopped keeps most of it."""
     count = len(which)
     log.info("%s/%s: looking at %s of %s images", listing.root, listing.split, f"{count:,}", f"{len(listing):,}")
@@ -88,7 +88,7 @@ def _look(listing: Listing, decoders: Decoders, which: Sequence[int], found: Sur
     return found
 
 
-def _note(found: Survey, index: int, answer: Answer) -> None:
+def _note(found: Inventory, index: int, answer: Answer) -> None:
     if answer.examined is None:
         # The first reason stays: a run that continues compares it with what it noted.
         found.unreadable.setdefault(index, answer.error or "not examined")
@@ -99,7 +99,7 @@ def _note(found: Survey, index: int, answer: Answer) -> None:
     found.squares.add_(torch.tensor(answer.examined.squares))
 
 
-def _remembered(file: Path, count: int) -> Survey | None:
+def _remembered(file: Path, count: int) -> Inventory | None:
     """What an earlier run found, all or the first part; a file that is damaged counts as none."""
     try:
         with safe_open(file, framework="pt") as saved:
@@ -114,10 +114,10 @@ def _remembered(file: Path, count: int) -> Survey | None:
         and 0 <= seen <= count
         and all(0 <= index < seen for index in unreadable)
     )
-    return Survey(sha256, sums, squares, unreadable, seen) if fits else None
+    return Inventory(sha256, sums, squares, unreadable, seen) if fits else None
 
 
-def _remember(file: Path, found: Survey) -> None:
+def _remember(file: Path, found: Inventory) -> None:
     tensors = {"sha256": found.sha256, "sums": found.sums, "squares": found.squares}
     content = safetensors.torch.save(tensors, {"unreadable": json.dumps(found.unreadable), "seen": str(found.seen)})
     try:

@@ -14,7 +14,7 @@ import torch
 from pictures import write_folder
 
 from codistill.data import decoding
-from codistill.data import survey as module
+from codistill.data import inventory as module
 from codistill.data.images import ImageData
 from codistill.data.load import load
 
@@ -30,7 +30,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     original = module._look
 
-    def look(listing: module.Listing, decoders: module.Decoders, which: Sequence[int], *rest: Any) -> module.Survey:
+    def look(listing: module.Listing, decoders: module.Decoders, which: Sequence[int], *rest: Any) -> module.Inventory:
         seen.append(listing.split if len(which) == len(listing) else f"{len(which)} of {listing.split}")
         return original(listing, decoders, which, *rest)
 
@@ -43,7 +43,7 @@ def test_what_an_interrupted_look_has_found_is_kept(photos: Path, monkeypatch: p
     looked_at: list[int] = []
     note = module._note
 
-    def interrupted(found: module.Survey, index: int, answer: Any) -> None:
+    def interrupted(found: module.Inventory, index: int, answer: Any) -> None:
         looked_at.append(index)
         if looked_at == list(range(13)):
             raise KeyboardInterrupt
