@@ -50,6 +50,17 @@ def test_numbers_are_read_as_the_paper_prints_them() -> None:
         paper.numbers("about 18")
 
 
+@pytest.mark.parametrize(
+    ("rows", "title"),
+    [(["50-wrong"], ": 50% wrong"), (["80-wrong/dcm"], ": 80% wrong"), (["20-wrong", "50-wrong/dcm"], ""), (None, "")],
+)
+def test_one_group_of_several_is_named_in_the_title(rows: list[str] | None, title: str) -> None:
+    study = catalogue.get("table7")
+    assert study.only(rows=rows).title == study.title + title
+    demo = catalogue.get("demo")
+    assert demo.only(methods=["dcm"]).title == demo.title  # of one group
+
+
 def test_some_rows_by_hand() -> None:
     def row(name: str, key: str) -> Row:
         (found,) = [row for row in catalogue.get(name).rows if row.key == key]

@@ -141,6 +141,7 @@ def test_only_groups_with_results_are_shown(tmp_path: Path) -> None:
     table1 = (tmp_path / "results" / "tables" / "table1.md").read_text()
     assert "16.61(0.24)" in table1
     assert "ResNet" not in table1
+    assert table1.startswith(f"### {catalogue.get('table1').title}: WRN-28-10 & same\n")
 
 
 def test_no_results_no_tables(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Results that we publish: one JSON file per run, and the tables that follow from them."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +89,7 @@ def tables_from(results_folder: Path) -> list[Path]:
         if found := _most_complete(study, published):
             rows = tuple(row for row in study.rows if row.group in {r.group for r in study.rows if found.get(r.key)})
             seeds = sorted({seed for by_seed in found.values() for seed in by_seed})
-            made = build(replace(study, rows=rows), found, seeds)
+            made = build(study.with_rows(rows), found, seeds)
             written += write(made, found, results_folder / "tables")
     return written
 

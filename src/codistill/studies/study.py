@@ -102,8 +102,14 @@ class Study:
             raise ValueError(
                 f"study {self.name}: no row is of both the methods and the rows named; leave one of them out"
             )
-        labels = {row.label for row in chosen}
-        return replace(self, rows=chosen, contrasts=tuple(c for c in self.contrasts if labels.issuperset(c)))
+        return self.with_rows(chosen)
+
+    def with_rows(self, rows: tuple[Row, ...]) -> "Study":
+        """Some of its rows; where they are of one group among several, the title says of which."""
+        labels, groups = {row.label for row in rows}, {row.group for row in rows}
+        title = f"{self.title}: {rows[0].group}" if len(groups) == 1 < len(self.groups) else self.title
+        contrasts = tuple(contrast for contrast in self.contrasts if labels.issuperset(contrast))
+        return replace(self, title=title, rows=rows, contrasts=contrasts)
 
     def check_overrides(self, overrides: Sequence[str]) -> None:
         """Refuse changes to what the study itself sets: its table would not say what it seems to say."""
