@@ -20,6 +20,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tf32_on_a_cpu_is_fp32_and_said(caplog: pytest.LogCaptureFixture) -> None:
     with prepared(Runtime(device="cpu", precision="tf32")) as machine:
         assert machine.precision == "fp32"
+        assert torch.get_float32_matmul_precision() == "highest"
     assert caplog.messages == ["runtime.precision=tf32 is for NVIDIA's GPUs: on cpu it is fp32"]
 
 

@@ -20,14 +20,17 @@ def interrupting(scratch: Path) -> Command:
 
 
 class Given:
-    """Finishes every run, and remembers the recipes it was given by method."""
+    """Finishes every run, and remembers by method the recipe it was given, and the one that it found in the folder."""
 
     def __init__(self, scratch: Path) -> None:
         self.recipes: dict[str, Recipe] = {}
+        self.found: dict[str, Recipe] = {}
         self.command = pretend(scratch, self._script)
 
     def _script(self, recipe: Recipe, folder: Path) -> str:
         self.recipes[recipe.method] = recipe
+        if (own := folder / "recipe.yaml").exists():
+            self.found[recipe.method] = files.load(own)
         return FINISH
 
 
@@ -78,7 +81,8 @@ def test_an_interrupted_run_goes_on_here_as_it_began(tmp_path: Path) -> None:
     assert goes_on.runtime.device == "cpu", "as typed"
     assert goes_on.data.folder == "ours", "as typed"
     assert (goes_on.runtime.compile, goes_on.runtime.threads) == (True, 7)
-    assert files.load(run / "recipe.yaml") == goes_on
+    found = given.found["dcm"]
+    assert (found.runtime.device, found.data.folder) == ("cuda", "/theirs"), "changed by the training, not before"
 
 
 def test_a_moved_study_finds_its_teachers(tmp_path: Path) -> None:

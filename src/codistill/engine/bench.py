@@ -54,13 +54,14 @@ def random_data(channels: int, side: int, classes: int, images: int) -> ImageDat
 
 def bench(recipe: Recipe, channels: int, side: int, classes: int, steps: int) -> Bench:
     """Measure ``steps`` steps of full batches of random images, after everything is compiled and recorded."""
+    data = random_data(channels, side, classes, images=recipe.batch_size * EPOCH_STEPS)
     with prepared(recipe.runtime) as machine:
         device = machine.device
         matmul = matmul_flops_per_s(device)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         started_at = time.perf_counter()
-        run = Runner.of(recipe, channels, side, classes, machine)
+        run = Runner.of(recipe, data, machine)
         run(1)
         start_up_s = time.perf_counter() - started_at
         run(WARM_UP_STEPS)
@@ -80,8 +81,9 @@ def bench(recipe: Recipe, channels: int, side: int, classes: int, steps: int) ->
 
 def pace(recipe: Recipe, channels: int, side: int, classes: int, seconds: float) -> tuple[float, str]:
     """Images a second and the step's path, from as many steps as take about so long: one at least, after two others."""
+    data = random_data(channels, side, classes, images=recipe.batch_size * EPOCH_STEPS)
     with prepared(recipe.runtime) as machine:
-        run = Runner.of(recipe, channels, side, classes, machine)
+        run = Runner.of(recipe, data, machine)
         run(1)
         steps = max(1, int(seconds / run(1)))
         return steps * recipe.batch_size / run(steps), run.step.path
@@ -101,9 +103,7 @@ class Runner:
         self.timetable = Timetable.of(training.recipe, len(training.data.splits["train"]))
 
     @classmethod
-    def of(cls, recipe: Recipe, channels: int, side: int, classes: int, machine: Machine) -> "Runner":
-        """Of full batches of random images."""
-        data = random_data(channels, side, classes, images=recipe.batch_size * EPOCH_STEPS)
+    def of(cls, recipe: Recipe, data: ImageData, machine: Machine) -> "Runner":
         training = prepare_training(recipe, data, machine)
         return cls(training, choose_step(training))
 

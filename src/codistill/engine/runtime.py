@@ -51,10 +51,11 @@ def prepare(runtime: Runtime) -> Machine:
     _set_deterministic(runtime.deterministic)
     torch.backends.cudnn.benchmark = device.type == "cuda" and not runtime.deterministic
     torch.backends.cudnn.benchmark_limit = 0  # try every algorithm, not the ten that are guessed to be best
+    precision = _precision(runtime.precision, device.type)
     # Torch's default is TF32 for convolutions, and its owner may have asked for it elsewhere; who says fp32 gets it.
-    torch.backends.cudnn.allow_tf32 = runtime.precision == "tf32"
-    torch.set_float32_matmul_precision("high" if runtime.precision == "tf32" else "highest")
-    return Machine(device, _precision(runtime.precision, device.type))
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    return Machine(device, precision)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from codistill.networks.norm_kernels import SIZES, activate, gradient_sums, inpu
 from codistill.networks.normalising import STAGES, Shape, tickets
 
 ALIGNED = 16
-"""Channels of what a convolution reads and writes are a multiple of this."""
+"""Channels of what a convolution reads and writes are a multiple of this, where the feature map has as many."""
 PADDING = 1, 1
 RELU = 0.0, None
 """What its values are kept between."""

@@ -187,6 +187,7 @@ class Apart:
             here.wait_event(done)
 
     def join(self) -> None:
+        """Lanes stay for the next step, which uses the same ones: a recorded step may wait only for what it forked."""
         for lane in self.lanes.values():
             torch.cuda.current_stream().wait_stream(lane.stream)
             lane.waiting.clear()

@@ -137,13 +137,14 @@ def measured_flops_per_s(recipe: Recipe, seen: Sizes) -> float | None:
 
 
 def _steps_flops_per_s(recipe: Recipe, seen: Sizes, machine: "Machine") -> float:
-    from codistill.engine.bench import Runner
+    from codistill.engine.bench import EPOCH_STEPS, Runner, random_data
 
     flops, batch = image_flops(recipe, seen), recipe.batch_size
     if machine.device.type == "cpu":
         batch = max(2, min(batch, MEASURED_FLOPS // flops))
     measured = recipe.replace(batch_size=batch, runtime={**recipe.runtime.model_dump(), "compile": False})
-    run = Runner.of(measured, seen.shape[0], recipe.data.side, seen.classes, machine)
+    data = random_data(seen.shape[0], recipe.data.side, seen.classes, images=batch * EPOCH_STEPS)
+    run = Runner.of(measured, data, machine)
     # The first is the slowest: memory is taken, algorithms are chosen, and on a GPU the step is recorded.
     first_s, seconds = run(1), list[float]()
     until = time.perf_counter() + MEASURED_S

@@ -63,9 +63,9 @@ class Pace:
 
 def _finished_here(plan: Plan) -> list[Result]:
     """Without those that another machine trained: its pace says nothing about the runs to come."""
-    results = [read_result(run.result_file) for run in plan.runs if run.finished]
+    results = [(run, read_result(run.result_file)) for run in plan.runs if run.finished]
     here = describe() if results else {}
-    return [result for result in results if result.device == device_name(result.recipe, here)]
+    return [result for run, result in results if result.device == device_name(run.recipe, here)]
 
 
 def _worth_measuring(plan: Plan) -> list[PlannedRun]:

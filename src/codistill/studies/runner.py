@@ -11,7 +11,7 @@ from types import FrameType
 from codistill.engine.files import write_atomically
 from codistill.engine.folder import RunFolder
 from codistill.engine.signals import handled
-from codistill.recipes import files
+from codistill.recipes import Recipe, files
 from codistill.studies.crowd import Crowd
 from codistill.studies.progress import Board
 from codistill.studies.runs import PlannedRun
@@ -113,7 +113,9 @@ def _drop_blocked(waiting: list[PlannedRun], outcome: Outcome) -> None:
 
 
 def _start(run: PlannedRun, out: Path, command: Command) -> _Child:
-    recipe_file = _recipe_to_continue(run) if run.begun else _recipe_to_begin(run, out)
+    recipe_file = out / "recipes" / f"{run.name}.yaml"
+    recipe_file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(recipe_file, files.dumps(_as_it_began(run) if run.begun else run.recipe))
     log_file = out / "logs" / f"{run.name}.log"
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with log_file.open("wb") as log:
@@ -128,26 +130,18 @@ def _start(run: PlannedRun, out: Path, command: Command) -> _Child:
     return _Child(run, process, recipe_file, log_file)
 
 
-def _recipe_to_begin(run: PlannedRun, out: Path) -> Path:
-    recipe_file = out / "recipes" / f"{run.name}.yaml"
-    recipe_file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(recipe_file, files.dumps(run.recipe))
-    return recipe_file
+def _as_it_began(run: PlannedRun) -> Recipe:
+    """Threads included. But device and data are those of here and now: the folder may come from another machine.
 
-
-def _recipe_to_continue(run: PlannedRun) -> Path:
-    """Its own recipe's file, so that it goes on as it began, threads included.
-
-    But device, data and teachers are those of here and now: the folder may come from another place or machine.
+    The training itself accepts that, and says so. Where teachers lie is no change of a run: its own file is corrected.
     """
     recipe_file = RunFolder(run.folder).recipe
     own = files.load(recipe_file)
-    data = {**own.data.model_dump(), "folder": run.recipe.data.folder or own.data.folder}
-    runtime = {**own.runtime.model_dump(), "device": run.recipe.runtime.device}
-    here = own.replace(start=run.recipe.start, data=data, runtime=runtime)
-    if here != own:
-        write_atomically(recipe_file, files.dumps(here))
-    return recipe_file
+    if own.start != run.recipe.start:
+        own = own.replace(start=run.recipe.start)
+        write_atomically(recipe_file, files.dumps(own))
+    data = {**own.data.model_dump(), "folder": run.recipe.data.folder}
+    return own.replace(data=data, runtime={**own.runtime.model_dump(), "device": run.recipe.runtime.device})
 
 
 def _conclude(child: _Child, outcome: Outcome, display: Board) -> None:
