@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from codistill.cli.options import AsJson, Best, Changes, Runs, Shards, Source, Split, Timeout, complete
+from codistill.cli.options import AsJson, Best, Changes, Runs, Shards, Source, Split, Timeout, complete, key_values
 
 WRONG_INPUT = 2
 
@@ -192,15 +192,7 @@ def data(
             metavar="NAME", help="A name that `codistill list data` shows.", autocompletion=complete("data")
         ),
     ],
-    changes: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="KEY=VALUE",
-            show_default=False,
-            help="With --bench: changes to the recipe, as in batch_size=64.",
-            default_factory=list,
-        ),
-    ],
+    changes: Annotated[list[str], key_values("With --bench: changes to the recipe, as in batch_size=64.")],
     folder: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Where it lies; $CODISTILL_DATA or the user's cache if not given."),

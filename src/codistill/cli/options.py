@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -26,15 +26,14 @@ Source = Annotated[
         autocompletion=complete("recipes"),
     ),
 ]
-Changes = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="KEY=VALUE",
-        show_default=False,
-        help="Changes to it, as in length.epochs=1.",
-        default_factory=list,
-    ),
-]
+
+
+def key_values(what: str) -> Any:
+    """The argument for any number of KEY=VALUE."""
+    return typer.Argument(metavar="KEY=VALUE", show_default=False, help=what, default_factory=list)
+
+
+Changes = Annotated[list[str], key_values("Changes to it, as in length.epochs=1.")]
 Split = Annotated[
     str | None,
     typer.Option(metavar="A+C,B", help="Which process trains which networks; shared by their cost if not given."),
