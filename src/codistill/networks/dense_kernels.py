@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from codistill.networks.kernels import Apart, weight_gradient
+from codistill.networks.kernels import Apart, convolution_gradients, weight_gradient
 from codistill.networks.norm_kernels import SIZES, activate, gradient_sums, input_gradient, own_tile, statistics, tile
 from codistill.networks.normalising import STAGES, Shape, tickets
 
@@ -160,12 +160,3 @@ def kernel_gradient(gradient: Tensor, x: Tensor, wide_kernel: Tensor, kernel: Te
     """Of a convolution's weight as it is, from that of the padded one."""
     wide = convolution_gradients(gradient, x, wide_kernel, (False, True, False))[1]
     return copied(wide, room(kernel, *kernel.shape[:2]))
-
-
-def convolution_gradients(
-    gradient: Tensor, x: Tensor, kernel: Tensor, wanted: tuple[bool, bool, bool]
-) -> tuple[Tensor, ...]:
-    found: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
-        gradient, x, kernel, None, [1, 1], list(PADDING), [1, 1], False, [0, 0], 1, wanted
-    )
-    return found
