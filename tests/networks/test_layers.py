@@ -10,7 +10,7 @@ from codistill import Cohort
 from codistill.engine.sections import runs_own_kernels
 from codistill.networks.densenet import DenseLayer, DenseStage, transition
 from codistill.networks.kernels import fit, own_kernels
-from codistill.networks.layers import Normalised, brings_kernels, conv_norm_relu
+from codistill.networks.layers import Conv2d, Normalised, brings_kernels, conv_norm_relu
 
 ACTIVATIONS = {"none": None, "relu": nn.ReLU(inplace=True), "relu6": nn.ReLU6(inplace=True)}
 BY_HAND = {"none": lambda x: x, "relu": lambda x: x.clamp(min=0), "relu6": lambda x: x.clamp(0, 6)}
@@ -55,6 +55,31 @@ def test_a_dense_stage_is_its_layers_one_after_the_other() -> None:
         expected = layer(expected)
     assert torch.equal(DenseStage(*layers)(x), expected)
     assert expected.shape == (2, 22, 3, 3)
+
+
+@pytest.mark.parametrize("network", ["resnet-20", "resnet-164", "wrn-16-2", "resnet-18"])
+def test_a_convolution_knows_whether_a_normalisation_comes_next(network: str) -> None:
+    """Moments that nobody wants are time for nothing; those that are missing take a kernel of their own."""
+    cohort = Cohort({"a": network}, 10)
+    last: list[tuple[Conv2d, torch.Tensor]] = []
+    normalised: set[Conv2d] = set()
+
+    def remember(conv: nn.Module, _: object, out: torch.Tensor) -> None:
+        if isinstance(conv, Conv2d):
+            last.append((conv, out))
+
+    def note(norm: nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
+        if isinstance(norm, Normalised):
+            normalised.update(conv for conv, out in last if out is arguments[0])
+
+    for module in cohort.modules():
+        module.register_forward_hook(remember)
+        module.register_forward_pre_hook(note)
+    with torch.no_grad():
+        cohort(torch.zeros(2, 3, 32, 32))
+    convs = [conv for conv, _ in last if conv.kernel_size == (3, 3)]
+    assert len(convs) > 10
+    assert [conv.normalised for conv in convs] == [conv in normalised for conv in convs]
 
 
 def test_others_layers_are_left_to_a_compiler() -> None:

@@ -122,11 +122,11 @@ def weight_sums(
         at, here = tile(start, rows, COUT, channels, COUT, BM)
         arriving = tl.load(gradient + at, mask=here, other=0.0)
         fits = (pixel < rows) & is_inside(pixel // across % height + down, height)
-        column = (pixel % across + right)[:, None] + (source // CIN)[None, :]
-        here = fits[:, None] & is_inside(column, across) & (source < TAPS * CIN)[None, :]
+        column = (pixel % across + right)[None, :] + (source // CIN)[:, None]
+        here = fits[None, :] & is_inside(column, across) & (source < TAPS * CIN)[:, None]
         neighbour = (pixel + down * across + right) * CIN
-        value = tl.load(x + neighbour[:, None] + source[None, :], mask=here, other=0.0)
-        total = tl.dot(tl.trans(value), arriving, total, input_precision=PRECISION)
+        value = tl.load(x + neighbour[None, :] + source[:, None], mask=here, other=0.0)
+        total = tl.dot(value, arriving, total, input_precision=PRECISION)
     piece = parts + tl.program_id(0) * tl.num_programs(1) * (BI * BO)
     tl.store(piece + tl.program_id(1) * (BI * BO) + source[:, None] * BO + channels[None, :], total)
     if has_last_ticket(tickets):
