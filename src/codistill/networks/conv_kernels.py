@@ -9,21 +9,22 @@ import triton.language as tl
 
 from codistill.networks.norm_kernels import has_last_ticket, is_last, keep_moments, tile
 
-SIZES = ["out_pitch", "total", "rows", "height", "across"]
+SIZES = ["pitch", "out_pitch", "total", "rows", "height", "across"]
 """For all of which one compiled kernel will do; ``across`` is how many pixels lie side by side."""
 
 
 @triton.jit(do_not_specialize=SIZES)
 def convolve(
-    x, weight, out, out_pitch, parts, tickets, moments, total, rows, height, across, eps, CIN: tl.constexpr,
+    x, pitch, weight, out, out_pitch, parts, tickets, moments, total, rows, height, across, eps, CIN: tl.constexpr,
     COUT: tl.constexpr, BACKWARD: tl.constexpr, UNIT: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
     BN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The convolution of x, and the moments of what it gives, where there is room for them.
 
     BACKWARD is from the gradient of its output to that of its input: CIN and COUT are those of this way, the weight is
-    the same. A program knows mean and squared deviations of the rows that it computed, and the last one puts them
-    together: nobody reads the result again for them, and a large mean is no loss of digits.
+    the same. Without CIN there are as many channels as the pitch says: one compiled kernel will do for any number. A
+    program knows mean and squared deviations of the rows that it computed, and the last one puts them together: nobody
+    reads the result again for them, and a large mean is no loss of digits.
     """
     channels = tl.arange(0, BN)
     there = channels < COUT
@@ -31,8 +32,9 @@ def convolve(
     before = 0.0
     for start in range(tl.program_id(1) * BM, rows, tl.num_programs(1) * BM):
         value = products(
-            x, weight, start, rows, height, across, channels, there, CIN, COUT, BACKWARD, BM, BK, BN, PRECISION, STAGES
-        ).to(out.dtype.element_ty)
+            x, pitch * UNIT if CIN is None else CIN, weight, start, rows, height, across, channels, there, CIN is None,
+            COUT, BACKWARD, BM, BK, BN, PRECISION, STAGES,
+        ).to(out.dtype.element_ty)  # fmt: skip
         at, here = tile(start, rows, out_pitch * UNIT, channels, COUT, BM)
         tl.store(out + at, value, mask=here)
         if moments is not None:  # of what was rounded, since that will be read
@@ -53,28 +55,35 @@ def convolve(
 
 @triton.jit
 def products(
-    x, weight, start, rows, height, across, channels, there, CIN: tl.constexpr, COUT: tl.constexpr,
+    x, width, weight, start, rows, height, across, channels, there, MASKED: tl.constexpr, COUT: tl.constexpr,
     BACKWARD: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """What the nine taps give for the pixels from ``start`` on; those beyond ``rows`` get zeros."""
+    """What the nine taps give for the pixels from ``start`` on; those beyond ``rows`` get zeros.
+
+    MASKED is where the ``width`` channels of a pixel may be no multiple of the BK that are read at once.
+    """
     pixel = start + tl.arange(0, BM)
     column, line = pixel % across, pixel // across % height
     some = tl.arange(0, BK)
-    pieces: tl.constexpr = CIN // BK
+    pieces = (width + BK - 1) // BK
     total = tl.zeros((BM, BN), tl.float32)
     for step in tl.range(0, 9 * pieces, num_stages=STAGES):
         tap = step // pieces
         source = step % pieces * BK + some
         down, right = tap // 3 - 1, tap % 3 - 1
-        here = (pixel < rows) & is_inside(line + down, height) & is_inside(column + right, across)
-        neighbour = (pixel + down * across + right) * CIN
-        a = tl.load(x + neighbour[:, None] + source[None, :], mask=here[:, None], other=0.0)
+        here = ((pixel < rows) & is_inside(line + down, height) & is_inside(column + right, across))[:, None]
+        wanted = there[None, :]
+        if MASKED:
+            here = here & (source < width)[None, :]
+            wanted = wanted & (source < width)[:, None]
+        neighbour = (pixel + down * across + right) * width
+        a = tl.load(x + neighbour[:, None] + source[None, :], mask=here, other=0.0)
         if BACKWARD:  # the tap that brought this pixel there lies opposite
             at = source[:, None] * (9 * COUT) + (8 - tap) * COUT + channels[None, :]
         else:
-            at = channels[None, :] * (9 * CIN) + tap * CIN + source[:, None]
-        b = tl.load(weight + at, mask=there[None, :], other=0.0)
+            at = channels[None, :] * (9 * width) + tap * width + source[:, None]
+        b = tl.load(weight + at, mask=wanted, other=0.0)
         total = tl.dot(a, b, total, input_precision=PRECISION)
     return total
 
@@ -90,10 +99,11 @@ def together(parts, channels, there, rows, width, BM: tl.constexpr, BN: tl.const
     programs = tl.num_programs(1)
     tiles = tl.cdiv(rows, BM)
     shift = tl.load(parts + channels, mask=there, other=0.0, cache_modifier=".cg")
-    first, second = tl.zeros((BM, BN), tl.float32), tl.zeros((BM, BN), tl.float32)
-    for start in range(0, programs, BM):
-        program = start + tl.arange(0, BM)
-        at, here = tile(start, programs, 2 * width, channels, width, BM)
+    BP: tl.constexpr = 4096 // BN
+    first, second = tl.zeros((BP, BN), tl.float32), tl.zeros((BP, BN), tl.float32)
+    for start in range(0, programs, BP):
+        program = start + tl.arange(0, BP)
+        at, here = tile(start, programs, 2 * width, channels, width, BP)
         missing = tl.where(program == (tiles - 1) % programs, tiles * BM - rows, 0)
         weight = (tl.cdiv(tiles - program, programs) * BM - missing).to(tl.float32)[:, None]
         difference = tl.load(parts + at, mask=here, other=0.0, cache_modifier=".cg") - shift[None, :]

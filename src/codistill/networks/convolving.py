@@ -69,9 +69,10 @@ def convolved(
         parts, moments = (x.new_empty(*of, of_out, dtype=torch.float32) for of in ((programs, 2), (3,)))
         room = parts, tickets.take(x.device, 1), moments
     convolve[1, programs](
-        x, weight, out, of_out // UNIT, *room, of_out, rows, height, across, eps or 0.0, CIN=of_source, COUT=of_out,
-        BACKWARD=backward, UNIT=UNIT, BM=tile_rows, BK=min(of_source & -of_source, MOST_AT_ONCE), BN=tile_channels,
-        PRECISION=precision(x), STAGES=STAGES, num_warps=WARPS,
+        x, of_source // UNIT, weight, out, of_out // UNIT, *room, of_out, rows, height, across, eps or 0.0,
+        CIN=of_source, COUT=of_out, BACKWARD=backward, UNIT=UNIT, BM=tile_rows,
+        BK=min(of_source & -of_source, MOST_AT_ONCE), BN=tile_channels, PRECISION=precision(x), STAGES=STAGES,
+        num_warps=WARPS,
     )  # fmt: skip
     return out, room[-1]
 
