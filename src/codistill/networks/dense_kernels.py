@@ -5,6 +5,7 @@ written. Per layer that is four kernels forward and six backward. Convolutions g
 cores like. Needs Triton, which comes with torch for CUDA.
 """
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,13 +17,18 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from codistill.networks.conv_kernels import convolve
+from codistill.networks.convolving import TILE, power_of_two, precision
 from codistill.networks.kernels import Apart, convolution_gradients, weight_gradient
 from codistill.networks.norm_kernels import SIZES, activate, gradient_sums, input_gradient, own_tile, statistics, tile
-from codistill.networks.normalising import STAGES, Shape, tickets
+from codistill.networks.normalising import STAGES, WARPS, Shape, tickets
 
 ALIGNED = 16
 """Channels of what a convolution reads and writes are a multiple of this, where the feature map has as many."""
 PADDING = 1, 1
+MANY_ROWS, FEW_CHANNELS, AT_ONCE = 2**16, 16, 32
+"""For so many pixels, and so few channels to be written, our convolution is faster than the library's and the writing:
+21 instead of 25 µs from 96 channels, 31 instead of 43 from 160. It reads so many channels at once."""
 RELU = 0.0, None
 """What its values are kept between."""
 
@@ -101,8 +107,11 @@ class DenseBlock(torch.autograd.Function):
                 state.running_var, state.momentum, before, wide // shape.unit, shape.rows, width, *RELU, **shape.cut,
             )  # fmt: skip
             wide_kernel = copied(kernel, room(kernel, aligned(growth), wide, x.dtype))
-            grown = F.conv2d(before, wide_kernel, None, 1, PADDING).contiguous(memory_format=torch.channels_last)
-            write(grown, growth, features, moments, width, eps)
+            if shape.rows >= MANY_ROWS and growth <= FEW_CHANNELS:
+                convolve_into(before, wide_kernel, growth, features, moments, width, eps)
+            else:
+                grown = F.conv2d(before, wide_kernel, None, 1, PADDING).contiguous(memory_format=torch.channels_last)
+                write(grown, growth, features, moments, width, eps)
             activated.append(before)
             wide_kernels.append(wide_kernel)
         ctx.save_for_backward(features, moments, *learned, *activated, *wide_kernels)
@@ -153,6 +162,23 @@ def write(x: Tensor, width: int, features: Tensor, moments: Tensor, first: int, 
         x, x.shape[1] // shape.unit, None, in_rows(features)[first:], total // shape.unit, parts,
         tickets.take(x.device, shape.columns), moments.view(-1)[first:], total, shape.rows, width, eps, STAGES=STAGES,
         **shape.cut,
+    )  # fmt: skip
+
+
+def convolve_into(
+    x: Tensor, kernel: Tensor, width: int, features: Tensor, moments: Tensor, first: int, eps: float
+) -> None:
+    """``width`` channels of the convolution of ``x`` to the place of the ``first``."""
+    total = features.shape[1]
+    shape, tile_channels = Shape.of(x, total), max(FEW_CHANNELS, power_of_two(width))
+    tile_rows = TILE // tile_channels
+    programs = min(math.ceil(shape.rows / tile_rows), 2 * shape.processors)
+    parts = moments.new_empty(programs, 2, width)
+    convolve[1, programs](
+        x, x.shape[1] // shape.unit, kernel, in_rows(features)[first:], total // shape.unit, parts,
+        tickets.take(x.device, 1), moments.view(-1)[first:], total, shape.rows, *x.shape[2:], eps, CIN=None, COUT=width,
+        BACKWARD=False, UNIT=shape.unit, BM=tile_rows, BK=AT_ONCE, BN=tile_channels, PRECISION=precision(x),
+        STAGES=STAGES, num_warps=WARPS,
     )  # fmt: skip
 
 
