@@ -18,10 +18,8 @@ from codistill.networks.normalising import STAGES, UNIT, WARPS, channels_last, p
 
 TILE = 4096
 """Numbers that a program computes at once: 256 pixels of 16 channels, 64 of 64."""
-MOST_AT_ONCE = 64
-"""Channels that it reads at once."""
 PIXELS = 128
-"""Of which a program has the gradients in hand at once, for the sums over all pixels."""
+"""Of which a program has the gradients in hand at once, for the sums over all pixels; of float32 half as many."""
 SUMS_AT_ONCE = 16384
 """Numbers that the last program has in hand when it adds up what the others stored."""
 FEW = 32
@@ -71,7 +69,7 @@ def convolved(
     convolve[1, programs](
         x, of_source // UNIT, weight, out, of_out // UNIT, *room, of_out, rows, height, across, eps or 0.0,
         CIN=of_source, COUT=of_out, BACKWARD=backward, UNIT=UNIT, BM=tile_rows,
-        BK=min(of_source & -of_source, MOST_AT_ONCE), BN=tile_channels, PRECISION=precision(x), STAGES=STAGES,
+        BK=min(of_source & -of_source, 2 * tile_channels), BN=tile_channels, PRECISION=precision(x), STAGES=STAGES,
         num_warps=WARPS,
     )  # fmt: skip
     return out, room[-1]
@@ -81,17 +79,16 @@ def gradient_of_weight(gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     of_out, of_source, *_ = weight.shape
     if max(of_out, of_source) > FEW:
         return convolution_gradients(gradient, x, weight, (False, True, False))[1]
-    taps = (
-        3 if of_source < FEW else 1
-    )  # so that the last programs, one for each piece of the weight, have little to add
+    # With one tap to a piece there are more pieces, and the last program of each has less to add up.
+    taps = 3 if of_source < FEW else 1
     columns, lines = power_of_two(taps * of_source), power_of_two(of_out)
-    rows, pieces = x.numel() // of_source, 9 // taps
-    programs = min(math.ceil(rows / PIXELS), max(1, processors(x.device) // pieces))
+    rows, pieces, at_once = x.numel() // of_source, 9 // taps, 2 * PIXELS // x.element_size()
+    programs = min(math.ceil(rows / at_once), max(1, processors(x.device) // pieces))
     parts = x.new_empty(pieces, programs, columns * lines, dtype=torch.float32)
     out = torch.empty_like(weight)
     weight_sums[pieces, programs](
         gradient, x, out, parts, tickets.take(x.device, pieces), rows, *x.shape[2:], CIN=of_source, COUT=of_out,
-        TAPS=taps, BM=PIXELS, BI=columns, BO=lines, BP=SUMS_AT_ONCE // (columns * lines), PRECISION=precision(x),
+        TAPS=taps, BM=at_once, BI=columns, BO=lines, BP=SUMS_AT_ONCE // (columns * lines), PRECISION=precision(x),
         STAGES=STAGES, num_warps=WARPS,
     )  # fmt: skip
     return out
