@@ -126,9 +126,11 @@ def convolution(x_BCHW: Tensor, conv: nn.Conv2d, *, normalised: bool) -> Tensor 
 
     What is ``normalised`` next brings its moments, where they come cheaply.
     """
-    if torch.compiler.is_compiling() or not conv.weight.requires_grad or x_BCHW.dtype is not conv.weight.dtype:
-        return None
     apart = _apart.get()
+    if torch.compiler.is_compiling() or not (_own_kernels.get() or apart):
+        return None
+    if not conv.weight.requires_grad or x_BCHW.dtype is not conv.weight.dtype:
+        return None
     out: Tensor
     if is_small(x_BCHW, conv):
         from codistill.networks.convolving import SmallConvolution
