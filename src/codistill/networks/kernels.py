@@ -126,10 +126,10 @@ def convolution(x_BCHW: Tensor, conv: nn.Conv2d, *, normalised: bool) -> Tensor 
 
     What is ``normalised`` next brings its moments, where they come cheaply.
     """
-    apart = _apart.get()
-    if torch.compiler.is_compiling() or not (_own_kernels.get() or apart):
+    if torch.compiler.is_compiling():  # before anything that a tracer does not understand
         return None
-    if not conv.weight.requires_grad or x_BCHW.dtype is not conv.weight.dtype:
+    apart = _apart.get()
+    if not (_own_kernels.get() or apart) or not conv.weight.requires_grad or x_BCHW.dtype is not conv.weight.dtype:
         return None
     out: Tensor
     if is_small(x_BCHW, conv):
