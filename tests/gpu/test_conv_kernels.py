@@ -1,6 +1,7 @@
 """Our convolutions compute what torch's compute, in float64, and run where they are meant to."""
 
 import copy
+from contextlib import AbstractContextManager
 
 import pytest
 import torch
@@ -159,8 +160,14 @@ def test_a_residual_network_is_as_with_torchs_layers(launches: dict[str, int]) -
 
 def test_weight_gradients_computed_apart_are_the_same() -> None:
     x, towards = images(16, 16, 16, 16), images(16, 64, 4, 4, seed=3)
-    gradients = []
-    for apart in (None, Apart()):
+    gradients, left = [], []
+
+    class Counting(Apart):
+        def after(self, *used: Tensor) -> AbstractContextManager[None]:
+            left.append(used)
+            return super().after(*used)
+
+    for apart in (None, Counting()):
         network = blocks()
         with own_kernels(), weights_apart(apart):
             out = network(x)
@@ -168,6 +175,7 @@ def test_weight_gradients_computed_apart_are_the_same() -> None:
         if apart:
             apart.join()
         gradients.append([parameter.grad for parameter in network.parameters()])
+    assert len(left) == 12
     assert len(gradients[0]) == 6 * 6
     for together, separate in zip(*gradients, strict=True):
         torch.testing.assert_close(separate, together, rtol=1e-4, atol=1e-5 * together.abs().max().item())
