@@ -15,11 +15,11 @@ from codistill.data.batches import Draws
 from codistill.engine.logs import log
 from codistill.engine.lowered import Lowered
 from codistill.engine.parts import PARTS, Functions, FunctionsBySize, PlainWay, parts
-from codistill.engine.runtime import without_trials
 from codistill.engine.sections import Fork
 from codistill.engine.timetable import Turn
 from codistill.engine.training import Training
-from codistill.networks.kernels import Apart, weights_apart
+from codistill.networks.kernels import Apart, trying, weights_apart
+from codistill.networks.trials import Trials, without_trials
 from codistill.recipes.schema import Sgd
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class CapturedStep:
         self.lowered = Lowered(training.cohort) if training.machine.precision == "bf16" else None
         self.functions = FunctionsBySize(training, self.lowered.cohort if self.lowered else training.cohort)
         self.recorded: dict[int, Recording] = {}
-        self.streams = Streams()
+        self.streams, self.trials = Streams(), Trials()
         self.memory = torch.cuda.graph_pool_handle()
         """Of all recordings that are kept: nothing of a step outlives it, and they never run at once."""
 
@@ -111,7 +111,7 @@ class CapturedStep:
         Without ``memory`` to share it has its own, which is free again when the recording is dropped.
         """
         functions = self.functions.for_batch_of(len(draws.indices))
-        way = SideBySide(self.training, functions, self.lowered, beside, self.streams)
+        way = SideBySide(self.training, functions, self.lowered, beside, self.streams, self.trials)
         inputs = draws.clone()
 
         def body() -> None:
@@ -127,6 +127,7 @@ class CapturedStep:
             warnings.filterwarnings("ignore", message=".*capturable=True.*")  # these steps are not captured yet
             for _ in range(WARM_UP_STEPS):
                 body()
+                self.trials.settle()
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
@@ -152,10 +153,16 @@ class SideBySide(PlainWay):
     """
 
     def __init__(
-        self, training: Training, functions: Functions, lowered: Lowered | None, beside: Beside, streams: "Streams"
+        self,
+        training: Training,
+        functions: Functions,
+        lowered: Lowered | None,
+        beside: Beside,
+        streams: "Streams",
+        trials: Trials,
     ) -> None:
         super().__init__(training, functions)
-        self.lowered, self.beside, self.streams = lowered, beside, streams
+        self.lowered, self.beside, self.streams, self.trials = lowered, beside, streams, trials
         self.cohort = lowered.cohort if lowered else training.cohort
         self.apart = Apart() if beside == "weights" else None
         self.fused = fused_sgd(lowered, training) if lowered else None
@@ -164,7 +171,7 @@ class SideBySide(PlainWay):
         if self.lowered and not self.fused:
             self.lowered.refresh()
         logits: dict[str, Tensor] = {}
-        with self.streams as streams, weights_apart(self.apart):
+        with self.streams as streams, weights_apart(self.apart), trying(self.trials):
             fork: Fork = nullcontext if self.beside == "nothing" else streams.fork
             fork_head: Fork = streams.fork if self.beside in ("weights", "heads") else nullcontext
             for name, network in self.functions.networks.items():
