@@ -48,6 +48,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, page, content=as_markdown(ROOT / source)))
     for name, graph in GRAPHS.items():
         files.append(File.generated(config, f"pictures/{name}.svg", content=graph.to_svg()))
+    for drawing in ROOT.glob("results/tables/*.svg"):
+        place = drawing.relative_to(ROOT).as_posix()
+        files.append(File.generated(config, place, content=drawing.read_text(encoding="utf-8")))
     return files
 
 

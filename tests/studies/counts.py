@@ -16,6 +16,7 @@ ROWS = {
     "wrn-28-4-twins": 4,
     "wrn-28-4-edges": 6,
     "wrn-16-2-edges": 6,
+    "wrn-16-2-efficiency": 7,
     "wrn-16-4-noise": 9,
     "wrn-28-4-mobilenet": 4,
 }

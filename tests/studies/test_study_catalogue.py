@@ -81,13 +81,19 @@ def test_some_rows_by_hand() -> None:
     assert kd.teachers["a"][0].recipe.method == "independent"
 
 
-def test_independent_training_of_the_efficiency_study_has_the_compute_of_dcm() -> None:
-    study = catalogue.get("efficiency")
+# Counted independently: forward GFLOP an image with both heads and without.
+@pytest.mark.parametrize(
+    ("name", "epochs", "with_heads", "without"),
+    [("efficiency", 560, 4.728, 1.691), ("wrn-16-2-efficiency", 540, 0.5462, 0.2022)],
+)
+def test_independent_training_of_an_efficiency_study_has_the_compute_of_dcm(
+    name: str, epochs: int, with_heads: float, without: float
+) -> None:
+    study = catalogue.get(name)
     (longer,) = [row for row in study.rows if row.longer != 1]
-    assert longer.resolved().length.epochs == 560
-    assert longer.resolved(["length.epochs=100"]).length.epochs == 280
-    # Counted independently: forward GFLOP an image of WRN-28-4 with both heads and without.
-    assert longer.longer == pytest.approx(4.728 / 1.691, abs=0.01)
+    assert longer.resolved().length.epochs == epochs
+    assert longer.resolved(["length.epochs=100"]).length.epochs == epochs / 2
+    assert longer.longer == pytest.approx(with_heads / without, abs=0.01)
 
 
 def test_tables_share_runs_by_recipe() -> None:
@@ -101,6 +107,7 @@ def test_tables_share_runs_by_recipe() -> None:
     assert len(names("table1") & names("table6")) == 8
     assert len(names("wrn-28-4-twins") & names("efficiency")) == 4
     assert len(names("wrn-28-4-twins") & names("wrn-28-4-edges")) == 3
+    assert len(names("wrn-16-2-edges") & names("wrn-16-2-efficiency")) == 3
     for name, count in ROWS.items():
         assert len(names(name)) == count, f"{name}: two rows train the same"
 

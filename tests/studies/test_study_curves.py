@@ -33,6 +33,15 @@ def test_means_and_bands_over_seeds(tmp_path: Path) -> None:
     assert lines[3].startswith("WRN-28-10 & same,independent,200,3,40.84")
 
 
+def test_a_long_title_goes_on_in_a_second_line(tmp_path: Path) -> None:
+    study = catalogue.get("wrn-16-4-noise")
+    picture = drawn(study, study.groups[1], made_up_results(study, [1], tmp_path))
+    heading = [text for text in picture.iter(f"{SVG}text") if text.get("font-size") == "13"]
+    assert " ".join(text.text or "" for text in heading) == f"Test error. {study.title}: {study.groups[1]}"
+    assert all(len(text.text or "") <= 90 for text in heading)
+    assert len({text.get("y") for text in heading}) == len(heading) == 2
+
+
 def test_the_picture_has_a_title_a_description_and_a_line_and_band_per_row(tmp_path: Path) -> None:
     study = catalogue.get("curves")
     picture = drawn(study, study.groups[0], made_up_results(study, [1, 2], tmp_path))

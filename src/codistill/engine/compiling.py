@@ -6,7 +6,6 @@ from typing import ParamSpec, TypeVar
 
 import torch
 from platformdirs import user_cache_path
-from torch._dynamo.exc import TorchDynamoException
 
 Inputs = ParamSpec("Inputs")
 Output = TypeVar("Output")
@@ -23,6 +22,8 @@ def prepare_compiler() -> None:
 
 def compiled_whole(function: Callable[Inputs, Output]) -> Callable[Inputs, Output]:
     """A function or module as one graph; whatever keeps it from being one is an error, never a silently slower step."""
+    from torch._dynamo.exc import TorchDynamoException  # takes a second: not for who compiles nothing
+
     run = torch.compile(function, fullgraph=True, dynamic=False)
 
     def compiled(*args: Inputs.args, **kwargs: Inputs.kwargs) -> Output:

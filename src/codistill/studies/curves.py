@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import count
+from textwrap import wrap
 
 from codistill.studies.report import Results
 from codistill.studies.results import Result
@@ -22,7 +23,9 @@ STYLES = (
     ("#56b4e9", "10 4"),
 )
 WIDTH, PLOT_HEIGHT, LEFT, RIGHT, BOTTOM = 720, 336, 56, 16, 44
-HEADING, LINE = 36, 16  # what the title takes, and each line of the legend below it
+LINE = 16
+TITLE_LETTERS = 90
+"""As many of the title as surely fit into a line, whatever the font."""
 MOST_TICKS = 8
 
 
@@ -86,20 +89,22 @@ def to_svg(study: Study, group: str, results: Results) -> str | None:
         return None
     every = [point for points in curves.values() for point in points]
     most = max(10.0, -(-max(point.most for point in every) // 10) * 10)
-    plane = Plane(HEADING + LINE * len(curves), max(point.epoch for point in every), most)
-    drawn = [*_axes(plane)]
+    title = study.title if len(study.groups) == 1 else f"{study.title}: {group}"
+    heading = wrap(f"Test error. {title}", TITLE_LETTERS)
+    legend_at = 20 + LINE * len(heading)
+    plane = Plane(legend_at + LINE * len(curves), max(point.epoch for point in every), most)
+    drawn = [*_heading(heading), *_axes(plane)]
     for index, (label, points) in enumerate(curves.items()):
         colour, dashes = STYLES[index % len(STYLES)]
         band = plane.line([(p.epoch, p.most) for p in points] + [(p.epoch, p.least) for p in reversed(points)])
         pen = f'fill="none" stroke="{colour}" stroke-width="1.8" stroke-dasharray="{dashes}"'
-        y = HEADING + LINE * index + 4
+        y = legend_at + LINE * index + 4
         drawn += [
             f'<polygon points="{band}" fill="{colour}" opacity="0.15"/>',
             f'<polyline points="{plane.line((p.epoch, p.mean) for p in points)}" {pen}/>',
             f'<path d="M{LEFT} {y - 4}h28" {pen}/>',
             f'<text x="{LEFT + 34}" y="{y}">{escape(label)}: {points[-1].mean:.2f} %, n = {points[-1].n}</text>',
         ]
-    title = study.title if len(study.groups) == 1 else f"{study.title}: {group}"
     return _document(title, _in_words(curves), plane.height, drawn)
 
 
@@ -108,6 +113,11 @@ def _in_words(curves: Mapping[str, Sequence[Point]]) -> str:
         f"{label} ends at {points[-1].mean:.2f} % (n = {points[-1].n})" for label, points in curves.items()
     )
     return f"Test error over epochs: lines are means over seeds, bands the range. {ends}."
+
+
+def _heading(lines: Iterable[str]) -> Iterator[str]:
+    for row, line in enumerate(lines):
+        yield f'<text x="{LEFT}" y="{20 + LINE * row}" font-size="13">{escape(line)}</text>'
 
 
 def _axes(plane: Plane) -> Iterator[str]:
@@ -135,5 +145,4 @@ def _document(title: str, description: str, height: float, drawn: Sequence[str])
     )
     words = f'<title id="title">{escape(title)}</title><desc id="desc">{escape(description)}</desc>'
     ground = f'<rect width="{WIDTH}" height="{height:g}" fill="#fff"/>'
-    heading = f'<text x="{LEFT}" y="20" font-size="13">{escape(f"Test error. {title}")}</text>'
-    return "\n".join([head, words, ground, heading, *drawn, "</svg>"]) + "\n"
+    return "\n".join([head, words, ground, *drawn, "</svg>"]) + "\n"
