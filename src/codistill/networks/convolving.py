@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from codistill.networks.conv_kernels import convolve, weight_sums
+from codistill.networks.conv_kernels import convolve, weight_sums, weight_sums_of_few
 from codistill.networks.kernels import Apart, convolution_gradients, weight_gradient
 from codistill.networks.normalising import STAGES, UNIT, WARPS, channels_last, processors, tickets
 
@@ -20,6 +20,8 @@ TILE = 4096
 """Numbers that a program computes at once: 256 pixels of 16 channels, 64 of 64."""
 PIXELS = 128
 """Of which a program has the gradients in hand at once, for the sums over all pixels; of float32 half as many."""
+CHANNELS = 64
+"""Of which a program has pixels in hand at once, where many become few."""
 SUMS_AT_ONCE = 16384
 """Numbers that the last program has in hand when it adds up what the others stored."""
 FEW = 32
@@ -82,7 +84,7 @@ def gradient_of_weight(gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     # With one tap to a piece there are more pieces, and the last program of each has less to add up.
     taps = 3 if of_source < FEW else 1
     columns, lines = power_of_two(taps * of_source), power_of_two(of_out)
-    rows, pieces, at_once = x.numel() // of_source, 9 // taps, 2 * PIXELS // x.element_size()
+    rows, pieces, at_once = x.numel() // of_source, 9 // taps, pixels_at_once(x)
     programs = min(math.ceil(rows / at_once), max(1, processors(x.device) // pieces))
     parts = x.new_empty(pieces, programs, columns * lines, dtype=torch.float32)
     out = torch.empty_like(weight)
@@ -92,6 +94,28 @@ def gradient_of_weight(gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         STAGES=STAGES, num_warps=WARPS,
     )  # fmt: skip
     return out
+
+
+def gradient_of_few(gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """Of a weight that makes few channels of many. ``gradient`` and ``x`` may have more of them than it, all zeros."""
+    of_out, width, *_ = weight.shape
+    of_gradient, of_source = gradient.shape[1], x.shape[1]
+    rows, at_once, unit = x.numel() // of_source, pixels_at_once(x), math.gcd(UNIT, of_source)
+    columns, lines = min(CHANNELS, power_of_two(of_source)), power_of_two(3 * of_gradient)
+    pieces = 3 * math.ceil(width / columns)
+    programs = min(math.ceil(rows / at_once), max(1, processors(x.device) // pieces))
+    parts = x.new_empty(pieces, programs, columns * lines, dtype=torch.float32)
+    out = torch.empty_like(weight, memory_format=torch.channels_last)
+    weight_sums_of_few[pieces, programs](
+        gradient, x, of_source // unit, out, width, parts, tickets.take(x.device, pieces), rows, *x.shape[2:],
+        COUT=of_out, GRADIENTS=of_gradient, UNIT=unit, BM=at_once, BI=columns, BO=lines,
+        BP=SUMS_AT_ONCE // (columns * lines), PRECISION=precision(x), STAGES=STAGES, num_warps=WARPS,
+    )  # fmt: skip
+    return out
+
+
+def pixels_at_once(x: Tensor) -> int:
+    return 2 * PIXELS // x.element_size()
 
 
 def power_of_two(number: int) -> int:
