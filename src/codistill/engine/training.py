@@ -3,13 +3,14 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from codistill.cohort import Cohort
-from codistill.data.augment import augment, centre_crop, mix_labels, normalise
+from codistill.data.augment import augment, centre_crop, mix, mix_labels, normalise
 from codistill.data.batches import AugmentSettings, Draws, EpochPlan
 from codistill.data.images import ImageData, ImageSet
 from codistill.engine.cohorts import cohort_of
@@ -79,8 +80,22 @@ class OnDevice:
     def augmented(self, draws: Draws, label_smoothing: float) -> tuple[Tensor, Tensor]:
         """A training batch: images as networks take them, and labels, hard or soft."""
         train = self.splits["train"]
-        images = augment(train.gathered(draws), draws, self.augmentation, self.mean, self.std)
+        images = self._images(train.gathered(draws), draws)
         return images, mix_labels(train.labels[draws.indices], draws, self.num_classes, label_smoothing)
+
+    @property
+    def has_kernel(self) -> bool:
+        """Whether one kernel of ours makes images of pixels here: then a compiler has nothing to add."""
+        is_simple = not self.augmentation.randaugment and not self.augmentation.random_resized_crop
+        is_raw = self.splits["train"].pixels.dtype is torch.uint8
+        return is_simple and is_raw and self.mean.is_cuda and find_spec("triton") is not None
+
+    def _images(self, pixels: Tensor, draws: Draws) -> Tensor:
+        if not self.has_kernel:
+            return augment(pixels, draws, self.augmentation, self.mean, self.std)
+        from codistill.data.augment_kernels import cropped_and_normalised
+
+        return mix(cropped_and_normalised(pixels, draws, self.augmentation, self.mean, self.std), draws)
 
     def plain(self, pixels: Tensor) -> Tensor:
         """Images as networks take them at test."""
