@@ -182,6 +182,7 @@ def test_published_runs_and_their_tables(tmp_path: Path) -> None:
         ({"overrides": [ON_CPU, "batch_size=3", "batch_size=4"]}, "given twice"),
         ({"seeds": 0}, "--seeds 0"),
         ({"seeds": -3}, "--seeds -3"),
+        ({"seeds": 10**20}, "--seeds 1.* at most 1,000"),
         ({"jobs": 0}, "--jobs 0"),
     ],
 )
@@ -197,7 +198,26 @@ def test_a_damaged_result_is_named_and_nothing_is_lost(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"result\.json is not readable as JSON"):
         Studied(tmp_path / "out", seeds=1)
     (first.runs[0] / "result.json").write_text('{"networks": {}}')
-    with pytest.raises(ValueError, match=r"is not a run's result.*move its folder away"):
+    with pytest.raises(ValueError, match=r"is not a run's result.*\nMove .* away to train it again"):
+        Studied(tmp_path / "out", seeds=1)
+
+
+@pytest.mark.parametrize("damage", [{}, {"a": {}}, {"a": {"last": None}}, "no mapping", {"a": "top1_error"}])
+def test_a_result_without_its_networks_errors_is_no_result(tmp_path: Path, damage: object) -> None:
+    first = Studied(tmp_path / "out", seeds=1)
+    file = first.runs[0] / "result.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "networks": damage}))
+    with pytest.raises(ValueError, match=r"result\.json is not a run's result"):
+        Studied(tmp_path / "out", seeds=1)
+
+
+def test_an_error_that_is_no_number_is_no_result(tmp_path: Path) -> None:
+    first = Studied(tmp_path / "out", seeds=1)
+    file = first.runs[0] / "result.json"
+    content = json.loads(file.read_text())
+    content["networks"]["b"]["last"]["top1_error"] = "few"
+    file.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"result\.json is not a run's result .*few"):
         Studied(tmp_path / "out", seeds=1)
 
 

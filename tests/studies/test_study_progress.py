@@ -33,6 +33,12 @@ def test_the_clock_of_a_run_is_its_last_whole_line(tmp_path: Path) -> None:
     assert clock(run) == (2, 5.5)
 
 
+@pytest.mark.parametrize("damage", [b"garbage\n", b"[]\n", b"\xff\xfe\n", b'{"epoch": "two", "elapsed_s": null}\n'])
+def test_a_damaged_clock_stops_no_study(tmp_path: Path, damage: bytes) -> None:
+    (tmp_path / "timing.jsonl").write_bytes(damage)
+    assert clock(PlannedRun("title", catalogue.get("demo").rows[0].recipe, tmp_path)) == (0, 0.0)
+
+
 @pytest.mark.usefixtures("quick")
 def test_a_terminal_gets_bars(tmp_path: Path) -> None:
     screen = io.StringIO()

@@ -42,6 +42,15 @@ def test_another_run_of_the_same_recipe_does_not_replace_it(tmp_path: Path) -> N
     assert file.read_bytes() == before
 
 
+@pytest.mark.parametrize("content", ["{", "[]", '{"format": 1}'])
+def test_a_foreign_file_among_the_published_is_named(tmp_path: Path, content: str) -> None:
+    published(tmp_path, rows("demo")["DCM"])
+    foreign = tmp_path / "results" / "package.json"
+    foreign.write_text(content)
+    with pytest.raises(ValueError, match=rf"{foreign}.*\nMove that file out of {foreign.parent}"):
+        tables_from(tmp_path / "results")
+
+
 def test_an_unfinished_run_is_not_published(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not finished"):
         publish(tmp_path, tmp_path / "results")

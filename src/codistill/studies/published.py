@@ -82,7 +82,7 @@ def _slimmed(content: dict[str, Any]) -> dict[str, Any]:
 
 def tables_from(results_folder: Path) -> list[Path]:
     """Write the tables of every study that published runs belong to, into ``tables`` beside them; the files written."""
-    published = [read_result(path) for path in sorted(results_folder.glob("*.json"))]
+    published = [_read_published(path) for path in sorted(results_folder.glob("*.json"))]
     written = []
     for name in catalogue.NAMES:
         study = catalogue.get(name)
@@ -92,6 +92,13 @@ def tables_from(results_folder: Path) -> list[Path]:
             made = build(study.with_rows(rows), found, seeds)
             written += write(made, found, results_folder / "tables")
     return written
+
+
+def _read_published(path: Path) -> Result:
+    try:
+        return read_result(path)
+    except ValueError as error:
+        raise ValueError(f"{error}\nMove that file out of {path.parent}: only results of runs belong there") from error
 
 
 def _most_complete(study: Study, published: Iterable[Result]) -> Results | None:
