@@ -91,6 +91,51 @@ def test_a_failed_run_is_named_with_its_last_words_and_the_others_go_on(tmp_path
     assert files.load(recipe_file).method == "dml"
 
 
+@pytest.mark.parametrize("finishes", [True, False])
+def test_a_run_that_another_study_is_writing(tmp_path: Path, finishes: bool) -> None:
+    """It is refused here, and it has not failed if the other brings it to its end; what the other says is kept."""
+    folders: dict[str, Path] = {}
+
+    def script(recipe: Recipe, folder: Path) -> str:
+        folders[recipe.method] = folder
+        if recipe.method == "dml":
+            return "import sys; print('another process is writing this run'); sys.exit(2)"
+        if recipe.method == "independent":
+            return FINISH
+        # By the time that DCM is trained, the other study's DML has gone on.
+        dml = folders["dml"]
+        goes_on = f"open({str(tmp_path / 'out' / 'logs' / dml.name)!r} + '.log', 'a').write('going on')"
+        if not finishes:
+            return f"{goes_on}\n{FINISH}"
+        copies = {folder: dml, tmp_path / "scratch" / f"{dml.name}.json": dml / "result.json"}
+        folder_copied, result_copied = [f"({str(source)!r}, {str(target)!r})" for source, target in copies.items()]
+        return f"{goes_on}\n{FINISH}\nshutil.copytree{folder_copied}; shutil.copy{result_copied}"
+
+    studied = Studied(tmp_path / "out", seeds=1, jobs=1, command=pretend(tmp_path / "scratch", script))
+    assert studied.code == (0 if finishes else 1)
+    assert ("Failed" in studied.printed) is not finishes
+    assert ("| another process is writing this run" in studied.printed) is not finishes
+    assert "| going on" not in studied.printed
+
+
+def test_a_log_keeps_what_was_said_before_the_run_was_continued(tmp_path: Path) -> None:
+    stop = pretend(tmp_path / "scratch", lambda recipe, folder: f"print('the first part')\n{STOP}")
+    Studied(tmp_path / "out", seeds=1, methods=["dml"], command=stop)
+    fail = pretend(tmp_path / "scratch", lambda recipe, folder: FAIL)
+    studied = Studied(tmp_path / "out", seeds=1, methods=["dml"], command=fail)
+    (log,) = (studied.out / "logs").iterdir()
+    assert log.read_text() == "the first part\nthe disk is on fire\n"
+    assert "| the disk is on fire" in studied.printed
+    assert "| the first part" not in studied.printed, "last words are of the last part"
+
+
+def test_a_failed_run_that_cannot_go_on_can_be_begun_anew(tmp_path: Path) -> None:
+    script = f"import sys\ntry:\n  exec({STOP!r})\nexcept SystemExit: sys.exit('no checkpoint is intact')"
+    studied = Studied(tmp_path / "out", seeds=1, command=pretend(tmp_path / "scratch", lambda recipe, folder: script))
+    for run in studied.runs:
+        assert f"To begin it anew: move {run} away, and type the study's command again" in studied.printed
+
+
 def test_missing_runs_come_with_the_command_as_it_was_typed(tmp_path: Path) -> None:
     options: dict[str, Any] = {"jobs": None, "best_epoch": True, "publish_to": tmp_path / "results", "seeds": 1}
     command = pretend(tmp_path / "scratch", lambda recipe, folder: FAIL if recipe.method == "dml" else FINISH)

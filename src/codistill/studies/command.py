@@ -92,12 +92,14 @@ def _listed(names: Sequence[str] | None) -> str | None:
 
 
 def _conclude(outcome: Outcome, planned: Plan, again: str, console: Console) -> int:
-    for failure in outcome.failures:
+    # Another study of the same folder may have been training it, and have finished it since.
+    failures = [failure for failure in outcome.failures if not failure.run.finished]
+    for failure in failures:
         _print_failure(failure, console)
     unfinished = sum(not run.finished for run in planned.runs)
     if unfinished:
         console.print(f"\n{unfinished} of {len(planned.runs)} runs are not finished. To continue them:\n  {again}")
-    if outcome.failures:
+    if failures:
         return FAILED
     return STOPPED if unfinished else DONE
 
@@ -109,3 +111,5 @@ def _print_failure(failure: Failure, console: Console) -> None:
     if failure.recipe_file is not None:
         typed = shlex.join(["codistill", "train", str(failure.recipe_file), "--out", str(failure.run.folder)])
         console.print(f"  The whole log: {failure.log_file}\n  To try it by itself: {typed}")
+        if failure.run.folder.exists():
+            console.print(f"  To begin it anew: move {failure.run.folder} away, and type the study's command again")
