@@ -145,6 +145,20 @@ def test_missing_runs_come_with_the_command_as_it_was_typed(tmp_path: Path) -> N
     assert f"Missing runs: DML (seed 41). `{again}` makes them." in (studied.out / "demo.md").read_text()
 
 
+def test_what_to_type_is_one_line_on_a_narrow_terminal(tmp_path: Path) -> None:
+    """A terminal wraps long lines itself; a line that we broke would be pasted as two commands."""
+    printed = io.StringIO()
+    command = pretend(tmp_path / "scratch", lambda recipe, folder: FAIL)
+    Studied(tmp_path / "out", seeds=1, command=command, console=Console(file=printed, width=80))
+    lines = printed.getvalue().splitlines()
+    again = f"codistill study demo {ON_CPU} --seeds 1 --jobs 2 --out {tmp_path / 'out'}"
+    assert lines[-1] == f"  {again}"
+    assert any(line.endswith(f"`{again}` makes them.") for line in lines)
+    alone = [line for line in lines if line.startswith("  To try it by itself: codistill train ")]
+    assert len(alone) == 3
+    assert all(f" --out {tmp_path / 'out' / 'runs'}" in line for line in alone)
+
+
 def test_what_cannot_be_published_hides_no_failure(tmp_path: Path) -> None:
     Studied(tmp_path / "first", seeds=1, publish_to=tmp_path / "results")
     for file in (tmp_path / "results").glob("*.json"):

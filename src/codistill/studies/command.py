@@ -98,7 +98,9 @@ def _conclude(outcome: Outcome, planned: Plan, again: str, console: Console) -> 
         _print_failure(failure, console)
     unfinished = sum(not run.finished for run in planned.runs)
     if unfinished:
-        console.print(f"\n{unfinished} of {len(planned.runs)} runs are not finished. To continue them:\n  {again}")
+        console.print(
+            f"\n{unfinished} of {len(planned.runs)} runs are not finished. To continue them:\n  {again}", soft_wrap=True
+        )
     if failures:
         return FAILED
     return STOPPED if unfinished else DONE
@@ -107,9 +109,10 @@ def _conclude(outcome: Outcome, planned: Plan, again: str, console: Console) -> 
 def _print_failure(failure: Failure, console: Console) -> None:
     console.print(f"\nFailed: {failure.run.title}: {failure.reason}")
     for line in failure.log_tail:
-        console.print(f"  | {line}")
+        console.print(f"  | {line}", soft_wrap=True)
     if failure.recipe_file is not None:
         typed = shlex.join(["codistill", "train", str(failure.recipe_file), "--out", str(failure.run.folder)])
-        console.print(f"  The whole log: {failure.log_file}\n  To try it by itself: {typed}")
+        console.print(f"  The whole log: {failure.log_file}\n  To try it by itself: {typed}", soft_wrap=True)
         if failure.run.folder.exists():
-            console.print(f"  To begin it anew: move {failure.run.folder} away, and type the study's command again")
+            anew = f"move {failure.run.folder} away, and type the study's command again"
+            console.print(f"  To begin it anew: {anew}", soft_wrap=True)

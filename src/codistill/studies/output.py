@@ -36,8 +36,8 @@ def write(made: Report, results: Results, folder: Path) -> list[Path]:
 def print_table(table: Table, console: Console) -> None:
     console.print(f"\n{table.title}")
     console.print(table.to_rich())
-    for note in table.notes:
-        console.print(f"  {note}")
+    for note in table.notes:  # some are to be typed, so none is broken into lines
+        console.print(f"  {note}", soft_wrap=True)
 
 
 def print_report(made: Report, written: Sequence[Path], console: Console) -> None:
