@@ -134,9 +134,13 @@ def test_the_papers_length_is_the_studys_to_say(tmp_path: Path) -> None:
     assert {row["verdict"] for row in differences(bent).values()} == {"inconclusive"}
 
 
-def test_toys_have_no_length_of_the_paper(study: Study, tmp_path: Path) -> None:
-    report = build(study, results_of(study, tmp_path, "length.epochs=3"), [1, 2, 3])
-    assert differences(report)["DCM − independent"]["verdict"] == "lower error"
+def test_without_a_length_of_the_paper_the_studys_own_counts(study: Study, tmp_path: Path) -> None:
+    whole = build(study, results_of(study, tmp_path), [1, 2, 3])
+    assert differences(whole)["DCM − independent"]["verdict"] == "lower error"
+    assert not any(note.startswith(("Scale", "Inconclusive")) for note in whole.errors.notes)
+    for change in ("length.epochs=19", "data.train_limit=749"):  # of 40 and of 1500
+        short = build(study, results_of(study, tmp_path, change), [1, 2, 3])
+        assert {row["verdict"] for row in differences(short).values()} == {"inconclusive"}
 
 
 def test_a_longer_row_is_as_short_as_the_others(tmp_path: Path) -> None:

@@ -173,14 +173,18 @@ def _verdict(difference: Difference, scale: float | None) -> str:
 
 
 def _least_scale(study: Study, found: Results) -> float | None:
-    """The smallest share of its full length that a run had, in images; None where there is no paper's length."""
+    """The smallest share of its full length that a run had, in images; None where there is no run."""
     scales = [
-        run.recipe.length.epochs * share_of_images(run.recipe) / (paper_epochs * row.longer)
+        run.recipe.length.epochs * share_of_images(run.recipe) / (_full_epochs(row.recipe) * row.longer)
         for row in study.rows
-        if (paper_epochs := row.recipe.length.paper_epochs)
         for run in found[row.key].values()
     ]
     return min(scales, default=None)
+
+
+def _full_epochs(recipe: Recipe) -> float:
+    """Of all training images: the paper's number, or the study's own where there is none of the paper."""
+    return recipe.length.paper_epochs or recipe.length.epochs * share_of_images(recipe)
 
 
 def _notes(study: Study, found: Results, seeds: Sequence[int], best_epoch: bool, command: str | None) -> Iterator[str]:
