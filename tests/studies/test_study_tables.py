@@ -65,11 +65,21 @@ def test_paired_differences_and_verdicts(study: Study, tmp_path: Path) -> None:
     dml = found["DML − independent"]
     assert (dml["n"], dml["ahead in"], dml["verdict"]) == (3, "3 of 3", "not decided")
     assert dml["points"] == pytest.approx(-1.0)
-    assert dml["95 % interval"] == "-2.24 … 0.24"
+    assert dml["95 % interval"] == {"low": pytest.approx(-2.2421, abs=1e-4), "high": pytest.approx(0.2421, abs=1e-4)}
     # DCM − independent: −3, −2.9, −3.1: far from 0.
     assert found["DCM − independent"]["verdict"] == "lower error"
     per_network = [row[1] for row in build(study, results_of(study, tmp_path), [1]).differences.rows]
     assert per_network == ["mean of a, b", "a", "b"] * 3
+
+
+def test_intervals_have_two_digits_to_read_and_all_to_compute_with(study: Study, tmp_path: Path) -> None:
+    made = build(study, results_of(study, tmp_path), [1, 2, 3]).differences
+    assert (
+        "| DML − independent | mean of a, b | 3 | -1.00 | -2.24 … 0.24 | 3 of 3 | not decided |" in made.to_markdown()
+    )
+    first, *_ = csv.DictReader(io.StringIO(made.to_csv()))
+    assert float(first["95 % interval low"]) == pytest.approx(-2.2421, abs=1e-4)
+    assert float(first["95 % interval high"]) == pytest.approx(0.2421, abs=1e-4)
 
 
 def test_a_worse_method_is_called_worse(study: Study, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from codistill.recipes.overrides import WHERE, is_below, key_of
 from codistill.studies.costs import share_of_images, training_flops
 from codistill.studies.results import Result
 from codistill.studies.runs import run_name
-from codistill.studies.statistics import Difference, paired_difference, summarise
+from codistill.studies.statistics import Difference, Interval, paired_difference, summarise
 from codistill.studies.study import Row, Study
 from codistill.studies.tables import Cell, Table
 
@@ -158,8 +158,9 @@ def _contrast(ours: Row, theirs: Row, found: Results, scale: float | None) -> It
             yield (what, difference.n, difference.mean, _interval(difference), ahead, _verdict(difference, scale))
 
 
-def _interval(difference: Difference) -> str | None:
-    return None if difference.low is None else f"{difference.low:.2f} … {difference.high:.2f}"
+def _interval(difference: Difference) -> Interval | None:
+    low, high = difference.low, difference.high
+    return None if low is None or high is None else Interval(low, high)
 
 
 def _verdict(difference: Difference, scale: float | None) -> str:
