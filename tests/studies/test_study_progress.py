@@ -53,6 +53,24 @@ def test_a_terminal_gets_bars(tmp_path: Path) -> None:
     assert re.search(r"0/1 runs, about 0:00:\d\d left", screen.getvalue())
 
 
+def test_the_last_run_leaves_no_time_to_tell(tmp_path: Path) -> None:
+    """Even where nothing could be learnt of the pace, as of a run whose training was over when it was continued."""
+    runs = plan_runs(catalogue.get("demo"), [41], [], tmp_path, None).runs
+    printed = io.StringIO()
+    with Board(runs[:2], Console(file=printed, width=150)) as display:
+        for run, how in zip(runs, ("finished", "failed"), strict=False):
+            display.started(run)
+            run.folder.mkdir(parents=True)
+            if how == "finished":
+                run.result_file.touch()
+                display.ended(run, "finished")
+            else:
+                display.failed(run, "failed")
+    _, first, _, last = printed.getvalue().splitlines()
+    assert first == f"finished: {runs[0].title} (1 of 2 runs; time left not known yet)"
+    assert last == f"failed: {runs[1].title} (1 of 2 runs)"
+
+
 def test_elsewhere_a_line_tells_of_each_run_that_ended(tmp_path: Path) -> None:
     runs = plan_runs(catalogue.get("demo"), [41], [], tmp_path, None).runs
     printed = io.StringIO()

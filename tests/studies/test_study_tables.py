@@ -96,6 +96,14 @@ def test_one_seed_has_no_spread_and_no_verdict(study: Study, tmp_path: Path) -> 
     assert {row["95 % interval"] for row in differences(report).values()} == {None}
 
 
+def test_one_method_has_nothing_to_be_compared_with(study: Study, tmp_path: Path) -> None:
+    alone = study.only(methods=["dcm"])
+    made = build(alone, results_of(alone, tmp_path), [1, 2, 3])
+    for text in (made.to_markdown(), made.to_latex(), made._repr_html_()):
+        assert study.title in text
+        assert "differences" not in text
+
+
 def test_missing_runs_are_shown_as_missing_and_named(study: Study, tmp_path: Path) -> None:
     results = {key: dict(by_seed) for key, by_seed in results_of(study, tmp_path).items()}
     _, dml, dcm = results
@@ -256,6 +264,14 @@ def test_markdown() -> None:
     assert TABLE.to_markdown() == (
         "### A & B\n\n| row | a | n |\n| --- | ---: | ---: |\n| x_1 \\| 5 % − 3 | 18.73(0.25) | 2 |\n"
         "| y | missing | 0 |\n| z |  | 1 |\n\n- Deviation: length.epochs: 200 → 100\n"
+    )
+
+
+def test_options_keep_both_dashes_in_latex() -> None:
+    """TeX makes one long dash of two."""
+    assert (
+        r"`codistill study demo -{}-seeds 2`"
+        in Table("t", ("a",), (), ("`codistill study demo --seeds 2`",)).to_latex()
     )
 
 

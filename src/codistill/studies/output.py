@@ -41,7 +41,7 @@ def print_table(table: Table, console: Console) -> None:
 
 
 def print_report(made: Report, written: Sequence[Path], console: Console) -> None:
-    print_table(made.errors, console)
-    print_table(made.differences, console)
+    for table in made.tables:
+        print_table(table, console)
     console.print(f"\nTables: {', '.join(map(str, written))}")
     console.print(f"Runs, with every network's weights: {written[0].parent / 'runs'}")

@@ -37,18 +37,23 @@ class Report:
     differences: Table
     runs: tuple[dict[str, Any], ...]
 
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """Those to read: rows that nothing is compared with have no differences."""
+        return tuple(table for table in (self.errors, self.differences) if table.rows)
+
     def to_markdown(self) -> str:
-        return f"{self.errors.to_markdown()}\n{self.differences.to_markdown()}"
+        return "\n".join(table.to_markdown() for table in self.tables)
 
     def to_latex(self) -> str:
-        return f"{self.errors.to_latex()}\n{self.differences.to_latex()}"
+        return "\n".join(table.to_latex() for table in self.tables)
 
     def to_json(self) -> dict[str, Any]:
         tables = {"errors": self.errors.to_json(), "differences": self.differences.to_json()}
         return {"study": self.study.name, **tables, "runs": list(self.runs)}
 
     def _repr_html_(self) -> str:
-        return "".join(table._repr_html_() for table in (self.errors, self.differences) if table.rows)
+        return "".join(table._repr_html_() for table in self.tables)
 
 
 def build(

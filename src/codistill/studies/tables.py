@@ -133,4 +133,5 @@ _LATEX = {
 
 
 def _latex(text: str) -> str:
-    return "".join(_LATEX.get(character, character) for character in text)
+    """TeX would make one long dash of an option's two."""
+    return "".join(_LATEX.get(character, character) for character in text).replace("--", "-{}-")
