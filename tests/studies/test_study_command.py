@@ -159,6 +159,13 @@ def test_what_to_type_is_one_line_on_a_narrow_terminal(tmp_path: Path) -> None:
     assert all(f" --out {tmp_path / 'out' / 'runs'}" in line for line in alone)
 
 
+def test_a_file_in_the_place_of_published_results_is_named_before_anything_is_trained(tmp_path: Path) -> None:
+    (tmp_path / "results").touch()
+    with pytest.raises(ValueError, match=r"--publish .*results is a file"):
+        Studied(tmp_path / "out", publish_to=tmp_path / "results")
+    assert not (tmp_path / "out").exists()
+
+
 def test_what_cannot_be_published_hides_no_failure(tmp_path: Path) -> None:
     Studied(tmp_path / "first", seeds=1, publish_to=tmp_path / "results")
     for file in (tmp_path / "results").glob("*.json"):

@@ -3,13 +3,14 @@
 from pathlib import Path
 
 import pytest
+from studied import Studied
 from synthetic import fill, made_up_result
 
 from codistill import recipes
 from codistill.recipes import files
 from codistill.recipes.schema import AdamW, Sgd
 from codistill.studies import catalogue
-from codistill.studies.runs import plan_runs, run_name
+from codistill.studies.runs import plan_runs, require_data, run_name
 
 OUT = Path("out")
 
@@ -93,6 +94,19 @@ def test_a_folder_whose_recipe_was_edited_is_refused(tmp_path: Path) -> None:
         plan_runs(study, [1], [], tmp_path, None)
     assert str(first.folder) in str(caught.value)
     assert first.finished, "nothing was touched"
+
+
+def test_missing_data_are_named_once_and_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CODISTILL_DATA", str(tmp_path))
+    with pytest.raises(ValueError, match=r"cifar100: not found in .*codistill data cifar100 --download"):
+        Studied(tmp_path / "out", "wrn-28-4-twins")
+    assert not (tmp_path / "out").exists()
+    finished = plan_runs(catalogue.get("curves"), [1], [], tmp_path / "out", None).runs
+    for run in finished:
+        fill(run.folder, run.recipe)
+    require_data(finished)  # nothing is left to train
 
 
 @pytest.mark.parametrize("place", ["", "runs", "logs", "recipes", "runs/RUN"])

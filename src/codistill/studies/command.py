@@ -14,7 +14,7 @@ from codistill.studies.published import publish, tables_from
 from codistill.studies.report import Results, build
 from codistill.studies.results import Result, read_result
 from codistill.studies.runner import STOPPED, Command, Failure, Outcome, run_all, train_command
-from codistill.studies.runs import Plan, plan_runs
+from codistill.studies.runs import Plan, plan_runs, require_data
 from codistill.studies.study import Study
 
 DONE, FAILED = 0, 1
@@ -44,11 +44,14 @@ def run_study(
     study = whole.only(methods, rows)
     whole.check_overrides(overrides)
     chosen_seeds = study.seed_range(seeds)
+    if publish_to is not None and publish_to.is_file():
+        raise ValueError(f"--publish {publish_to} is a file; name a folder")
     crowd, threads = share_machine(study.rows[0].resolved(overrides), jobs)
     planned = plan_runs(study, chosen_seeds, overrides, out, threads)
     if plan:
         print_table(plan_table(study, planned, crowd.size, Pace.of(planned)), console)
         return DONE
+    require_data(planned.runs)
     _announce(study, planned, crowd.size, console)
     display = Board(planned.runs, console)
     outcome = run_all(planned.runs, out, crowd=crowd, display=display, command=command)

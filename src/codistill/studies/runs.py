@@ -77,6 +77,16 @@ def plan_runs(study: Study, seeds: Sequence[int], overrides: Sequence[str], out:
     return Plan(of, tuple(by_folder.values()))
 
 
+def require_data(runs: Sequence[PlannedRun]) -> None:
+    """CIFAR that is not there is named once, before every run of a study fails for the want of it."""
+    from codistill.data.cifar import CIFARS, find
+    from codistill.data.fetch import data_folder
+
+    for name, folder in {(run.recipe.data.name, run.recipe.data.folder) for run in runs if not run.finished}:
+        if name in CIFARS:
+            find(CIFARS[name], data_folder(folder))
+
+
 def _run(row: Row, seed: int, overrides: Sequence[str], out: Path, threads: int | None) -> PlannedRun:
     recipe = row.resolved(overrides).replace(seed=seed)
     if recipe.data.name == "folder" and recipe.data.folder is None:
