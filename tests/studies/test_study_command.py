@@ -133,7 +133,7 @@ def test_a_failed_run_that_cannot_go_on_can_be_begun_anew(tmp_path: Path) -> Non
     script = f"import sys\ntry:\n  exec({STOP!r})\nexcept SystemExit: sys.exit('no checkpoint is intact')"
     studied = Studied(tmp_path / "out", seeds=1, command=pretend(tmp_path / "scratch", lambda recipe, folder: script))
     for run in studied.runs:
-        assert f"To begin it anew: move {run} away, and type the study's command again" in studied.printed
+        assert f"If it cannot go on: move {run} away" in studied.printed
 
 
 def test_missing_runs_come_with_the_command_as_it_was_typed(tmp_path: Path) -> None:

@@ -117,5 +117,5 @@ def _print_failure(failure: Failure, console: Console) -> None:
         typed = shlex.join(["codistill", "train", str(failure.recipe_file), "--out", str(failure.run.folder)])
         console.print(f"  The whole log: {failure.log_file}\n  To try it by itself: {typed}", soft_wrap=True)
         if failure.run.folder.exists():
-            anew = f"move {failure.run.folder} away, and type the study's command again"
-            console.print(f"  To begin it anew: {anew}", soft_wrap=True)
+            anew = f"move {failure.run.folder} away; the study then begins it anew"
+            console.print(f"  If it cannot go on: {anew}", soft_wrap=True)
