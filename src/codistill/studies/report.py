@@ -207,6 +207,8 @@ def _notes(study: Study, found: Results, seeds: Sequence[int], best_epoch: bool,
         )
     elif scale is not None and scale != 1:
         yield f"Scale {scale:.2f}: the shortest run's share of the full length."
+    if study.shows_cost:
+        yield "Hours are those of the clock, longer where other runs shared the machine: compare costs by PFLOP."
     yield f"Seeds: {_listed(seeds)}." + (" The paper has 5 runs." if has_paper and runs and len(seeds) != 5 else "")
     yield from _missing(study, found, seeds, command)
     yield from _deviation_notes(study, found)
