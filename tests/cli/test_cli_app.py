@@ -90,6 +90,8 @@ def test_all_that_is_wrong_with_a_recipe_comes_at_once_and_nothing_is_written(co
         (["data", "cifar1000"], "unknown data set 'cifar1000'; did you mean"),
         (["data", "fashion", "--download"], "unknown data set to download 'fashion'"),
         (["study", "table9"], "unknown study 'table9'"),
+        (["study", "demo", "--methods", ""], "unknown method in study demo ''"),
+        (["study", "demo", "--rows", ""], "unknown row of study demo ''"),
         (["evaluate", "nowhere"], "nowhere is no run: it has no recipe.yaml"),
     ],
 )

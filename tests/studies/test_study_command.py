@@ -91,6 +91,51 @@ def test_a_failed_run_is_named_with_its_last_words_and_the_others_go_on(tmp_path
     assert files.load(recipe_file).method == "dml"
 
 
+@pytest.mark.parametrize("finishes", [True, False])
+def test_a_run_that_another_study_is_writing(tmp_path: Path, finishes: bool) -> None:
+    """It is refused here, and it has not failed if the other brings it to its end; what the other says is kept."""
+    folders: dict[str, Path] = {}
+
+    def script(recipe: Recipe, folder: Path) -> str:
+        folders[recipe.method] = folder
+        if recipe.method == "dml":
+            return "import sys; print('another process is writing this run'); sys.exit(2)"
+        if recipe.method == "independent":
+            return FINISH
+        # By the time that DCM is trained, the other study's DML has gone on.
+        dml = folders["dml"]
+        goes_on = f"open({str(tmp_path / 'out' / 'logs' / dml.name)!r} + '.log', 'a').write('going on')"
+        if not finishes:
+            return f"{goes_on}\n{FINISH}"
+        copies = {folder: dml, tmp_path / "scratch" / f"{dml.name}.json": dml / "result.json"}
+        folder_copied, result_copied = [f"({str(source)!r}, {str(target)!r})" for source, target in copies.items()]
+        return f"{goes_on}\n{FINISH}\nshutil.copytree{folder_copied}; shutil.copy{result_copied}"
+
+    studied = Studied(tmp_path / "out", seeds=1, jobs=1, command=pretend(tmp_path / "scratch", script))
+    assert studied.code == (0 if finishes else 1)
+    assert ("Failed" in studied.printed) is not finishes
+    assert ("| another process is writing this run" in studied.printed) is not finishes
+    assert "| going on" not in studied.printed
+
+
+def test_a_log_keeps_what_was_said_before_the_run_was_continued(tmp_path: Path) -> None:
+    stop = pretend(tmp_path / "scratch", lambda recipe, folder: f"print('the first part')\n{STOP}")
+    Studied(tmp_path / "out", seeds=1, methods=["dml"], command=stop)
+    fail = pretend(tmp_path / "scratch", lambda recipe, folder: FAIL)
+    studied = Studied(tmp_path / "out", seeds=1, methods=["dml"], command=fail)
+    (log,) = (studied.out / "logs").iterdir()
+    assert log.read_text() == "the first part\nthe disk is on fire\n"
+    assert "| the disk is on fire" in studied.printed
+    assert "| the first part" not in studied.printed, "last words are of the last part"
+
+
+def test_a_failed_run_that_cannot_go_on_can_be_begun_anew(tmp_path: Path) -> None:
+    script = f"import sys\ntry:\n  exec({STOP!r})\nexcept SystemExit: sys.exit('no checkpoint is intact')"
+    studied = Studied(tmp_path / "out", seeds=1, command=pretend(tmp_path / "scratch", lambda recipe, folder: script))
+    for run in studied.runs:
+        assert f"If it cannot go on: move {run} away" in studied.printed
+
+
 def test_missing_runs_come_with_the_command_as_it_was_typed(tmp_path: Path) -> None:
     options: dict[str, Any] = {"jobs": None, "best_epoch": True, "publish_to": tmp_path / "results", "seeds": 1}
     command = pretend(tmp_path / "scratch", lambda recipe, folder: FAIL if recipe.method == "dml" else FINISH)
@@ -98,6 +143,27 @@ def test_missing_runs_come_with_the_command_as_it_was_typed(tmp_path: Path) -> N
     typed = f"--seeds 1 --publish {tmp_path / 'results'} --out {studied.out} --best-epoch"
     again = f"codistill study demo {ON_CPU} length.epochs=7 {typed}"
     assert f"Missing runs: DML (seed 41). `{again}` makes them." in (studied.out / "demo.md").read_text()
+
+
+def test_what_to_type_is_one_line_on_a_narrow_terminal(tmp_path: Path) -> None:
+    """A terminal wraps long lines itself; a line that we broke would be pasted as two commands."""
+    printed = io.StringIO()
+    command = pretend(tmp_path / "scratch", lambda recipe, folder: FAIL)
+    Studied(tmp_path / "out", seeds=1, command=command, console=Console(file=printed, width=80))
+    lines = printed.getvalue().splitlines()
+    again = f"codistill study demo {ON_CPU} --seeds 1 --jobs 2 --out {tmp_path / 'out'}"
+    assert lines[-1] == f"  {again}"
+    assert any(line.endswith(f"`{again}` makes them.") for line in lines)
+    alone = [line for line in lines if line.startswith("  To try it by itself: codistill train ")]
+    assert len(alone) == 3
+    assert all(f" --out {tmp_path / 'out' / 'runs'}" in line for line in alone)
+
+
+def test_a_file_in_the_place_of_published_results_is_named_before_anything_is_trained(tmp_path: Path) -> None:
+    (tmp_path / "results").touch()
+    with pytest.raises(ValueError, match=r"--publish .*results is a file"):
+        Studied(tmp_path / "out", publish_to=tmp_path / "results")
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_cannot_be_published_hides_no_failure(tmp_path: Path) -> None:
@@ -182,6 +248,7 @@ def test_published_runs_and_their_tables(tmp_path: Path) -> None:
         ({"overrides": [ON_CPU, "batch_size=3", "batch_size=4"]}, "given twice"),
         ({"seeds": 0}, "--seeds 0"),
         ({"seeds": -3}, "--seeds -3"),
+        ({"seeds": 10**20}, "--seeds 1.* at most 1,000"),
         ({"jobs": 0}, "--jobs 0"),
     ],
 )
@@ -197,7 +264,26 @@ def test_a_damaged_result_is_named_and_nothing_is_lost(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"result\.json is not readable as JSON"):
         Studied(tmp_path / "out", seeds=1)
     (first.runs[0] / "result.json").write_text('{"networks": {}}')
-    with pytest.raises(ValueError, match=r"is not a run's result.*move its folder away"):
+    with pytest.raises(ValueError, match=r"is not a run's result.*\nMove .* away to train it again"):
+        Studied(tmp_path / "out", seeds=1)
+
+
+@pytest.mark.parametrize("damage", [{}, {"a": {}}, {"a": {"last": None}}, "no mapping", {"a": "top1_error"}])
+def test_a_result_without_its_networks_errors_is_no_result(tmp_path: Path, damage: object) -> None:
+    first = Studied(tmp_path / "out", seeds=1)
+    file = first.runs[0] / "result.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "networks": damage}))
+    with pytest.raises(ValueError, match=r"result\.json is not a run's result"):
+        Studied(tmp_path / "out", seeds=1)
+
+
+def test_an_error_that_is_no_number_is_no_result(tmp_path: Path) -> None:
+    first = Studied(tmp_path / "out", seeds=1)
+    file = first.runs[0] / "result.json"
+    content = json.loads(file.read_text())
+    content["networks"]["b"]["last"]["top1_error"] = "few"
+    file.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"result\.json is not a run's result .*few"):
         Studied(tmp_path / "out", seeds=1)
 
 

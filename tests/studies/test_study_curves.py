@@ -1,5 +1,6 @@
 """Curves: means, bands, and a picture that can be read aloud."""
 
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -57,6 +58,25 @@ def test_the_picture_has_a_title_a_description_and_a_line_and_band_per_row(tmp_p
         pairs = [tuple(map(float, pair.split(","))) for pair in (line.get("points") or "").split()]
         assert len(pairs) == 3
         assert all(0 <= x <= width and max(legend) < y < height for x, y in pairs)
+
+
+def test_an_only_epoch_is_seen(tmp_path: Path) -> None:
+    """A line through one point draws nothing: it is a dot, and its band an upright stroke."""
+    study = catalogue.get("curves")
+    results = made_up_results(study, [1, 2], tmp_path)
+    once = {
+        key: {seed: replace(run, curve={200: run.curve[200]}) for seed, run in by_seed.items()}
+        for key, by_seed in results.items()
+    }
+    picture = drawn(study, study.groups[0], once)
+    dots = picture.findall(f"{SVG}circle")
+    assert len(dots) == 3
+    assert len({dot.get("fill") for dot in dots}) == 3
+    strokes = [path.get("d") or "" for path in picture.findall(f"{SVG}path") if path.get("opacity")]
+    assert len(strokes) == 3
+    for dot, stroke in zip(dots, strokes, strict=True):
+        assert stroke.startswith(f"M{dot.get('cx')} ")
+    assert not drawn(study, study.groups[0], results).findall(f"{SVG}circle")
 
 
 @pytest.mark.parametrize(("last", "step"), [(1, 1), (8, 1), (9, 2), (24, 5), (40, 5), (41, 10), (200, 50), (558, 100)])

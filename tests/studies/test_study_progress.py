@@ -33,6 +33,12 @@ def test_the_clock_of_a_run_is_its_last_whole_line(tmp_path: Path) -> None:
     assert clock(run) == (2, 5.5)
 
 
+@pytest.mark.parametrize("damage", [b"garbage\n", b"[]\n", b"\xff\xfe\n", b'{"epoch": "two", "elapsed_s": null}\n'])
+def test_a_damaged_clock_stops_no_study(tmp_path: Path, damage: bytes) -> None:
+    (tmp_path / "timing.jsonl").write_bytes(damage)
+    assert clock(PlannedRun("title", catalogue.get("demo").rows[0].recipe, tmp_path)) == (0, 0.0)
+
+
 @pytest.mark.usefixtures("quick")
 def test_a_terminal_gets_bars(tmp_path: Path) -> None:
     screen = io.StringIO()
@@ -45,6 +51,24 @@ def test_a_terminal_gets_bars(tmp_path: Path) -> None:
     assert "3/40 epochs" in screen.getvalue()
     assert "0/1 runs, time left not known yet" in screen.getvalue()
     assert re.search(r"0/1 runs, about 0:00:\d\d left", screen.getvalue())
+
+
+def test_the_last_run_leaves_no_time_to_tell(tmp_path: Path) -> None:
+    """Even where nothing could be learnt of the pace, as of a run whose training was over when it was continued."""
+    runs = plan_runs(catalogue.get("demo"), [41], [], tmp_path, None).runs
+    printed = io.StringIO()
+    with Board(runs[:2], Console(file=printed, width=150)) as display:
+        for run, how in zip(runs, ("finished", "failed"), strict=False):
+            display.started(run)
+            run.folder.mkdir(parents=True)
+            if how == "finished":
+                run.result_file.touch()
+                display.ended(run, "finished")
+            else:
+                display.failed(run, "failed")
+    _, first, _, last = printed.getvalue().splitlines()
+    assert first == f"finished: {runs[0].title} (1 of 2 runs; time left not known yet)"
+    assert last == f"failed: {runs[1].title} (1 of 2 runs)"
 
 
 def test_elsewhere_a_line_tells_of_each_run_that_ended(tmp_path: Path) -> None:

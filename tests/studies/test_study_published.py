@@ -1,6 +1,7 @@
 """Published results: nothing private, nothing overwritten, tables that follow from them."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from codistill.recipes import Recipe
 from codistill.studies import catalogue
 from codistill.studies.published import MAX_PUBLISHED_BYTES, publish, tables_from
 from codistill.studies.results import read_result
-from codistill.studies.runs import run_name
+from codistill.studies.runs import plan_runs, run_name
 
 
 def published(tmp_path: Path, recipe: Recipe, result: dict[str, Any] | None = None) -> Path:
@@ -40,6 +41,15 @@ def test_another_run_of_the_same_recipe_does_not_replace_it(tmp_path: Path) -> N
     with pytest.raises(ValueError, match=r"published from another run .*remove that file"):
         publish(tmp_path / "again", tmp_path / "results")
     assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"format": 1}'])
+def test_a_foreign_file_among_the_published_is_named(tmp_path: Path, content: str) -> None:
+    published(tmp_path, rows("demo")["DCM"])
+    foreign = tmp_path / "results" / "package.json"
+    foreign.write_text(content)
+    with pytest.raises(ValueError, match=rf"{foreign}.*\nMove that file out of {foreign.parent}"):
+        tables_from(tmp_path / "results")
 
 
 def test_an_unfinished_run_is_not_published(tmp_path: Path) -> None:
@@ -91,6 +101,25 @@ def test_tables_of_published_results(tmp_path: Path) -> None:
     edges = (tables / "wrn-28-4-edges.md").read_text()
     assert "| DCM-1 | 0 | missing |" in edges
     assert tables_from(tmp_path / "results") == written
+
+
+def test_missing_runs_come_with_the_command_that_makes_them_as_the_others_were(tmp_path: Path) -> None:
+    """Without their changes it would train other runs, which no table would put beside these."""
+    changes, there = ["length.epochs=100", "runtime.precision=bf16"], {}
+    for row in catalogue.get("wrn-16-4-noise").rows:
+        if row.key in ("50-wrong/independent", "50-wrong/dml"):
+            there[row.key] = published(tmp_path, row.resolved(changes).replace(seed=1)).stem
+    assert len(there) == 2
+    tables_from(tmp_path / "results")
+    (missing,) = re.findall(
+        "^- Missing runs: DCM .*`codistill study wrn-16-4-noise (.*)` makes them",
+        (tmp_path / "results" / "tables" / "wrn-16-4-noise.md").read_text(),
+        re.MULTILINE,
+    )
+    assert missing == "length.epochs=100 runtime.precision=bf16 --seeds 1 --rows 50-wrong"
+    study = catalogue.get("wrn-16-4-noise").only(rows=["50-wrong"])
+    planned = {run.name for run in plan_runs(study, [1], changes, tmp_path, None).runs}
+    assert set(there.values()) < planned, "and finds those that are there"
 
 
 def test_lengths_are_not_mixed(tmp_path: Path) -> None:

@@ -3,13 +3,14 @@
 from pathlib import Path
 
 import pytest
+from studied import Studied
 from synthetic import fill, made_up_result
 
 from codistill import recipes
 from codistill.recipes import files
 from codistill.recipes.schema import AdamW, Sgd
 from codistill.studies import catalogue
-from codistill.studies.runs import plan_runs, run_name
+from codistill.studies.runs import plan_runs, require_data, run_name
 
 OUT = Path("out")
 
@@ -93,6 +94,49 @@ def test_a_folder_whose_recipe_was_edited_is_refused(tmp_path: Path) -> None:
         plan_runs(study, [1], [], tmp_path, None)
     assert str(first.folder) in str(caught.value)
     assert first.finished, "nothing was touched"
+
+
+def test_missing_data_are_named_once_and_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CODISTILL_DATA", str(tmp_path))
+    with pytest.raises(ValueError, match=r"cifar100: not found in .*codistill data cifar100 --download"):
+        Studied(tmp_path / "out", "wrn-28-4-twins")
+    assert not (tmp_path / "out").exists()
+    finished = plan_runs(catalogue.get("curves"), [1], [], tmp_path / "out", None).runs
+    for run in finished:
+        fill(run.folder, run.recipe)
+    require_data(finished)  # nothing is left to train
+
+
+@pytest.mark.parametrize("place", ["", "runs", "logs", "recipes", "runs/RUN"])
+def test_a_file_where_a_folder_should_be_is_named(tmp_path: Path, place: str) -> None:
+    study, out = catalogue.get("demo"), tmp_path / "out"
+    first, *_ = plan_runs(study, [41], [], out, None).runs
+    file = out / place.replace("RUN", first.name)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch()
+    with pytest.raises(ValueError, match=rf"^{file} is a file.*--out"):
+        plan_runs(study, [41], [], out, None)
+
+
+@pytest.mark.parametrize("file", ["recipe.yaml", "result.json"])
+@pytest.mark.parametrize("damage", ["", ": [", "{}", '{"format": 1}'])
+def test_a_damaged_run_is_named_with_what_to_do(tmp_path: Path, file: str, damage: str) -> None:
+    study = catalogue.get("demo")
+    first, *_ = plan_runs(study, [41], [], tmp_path, None).runs
+    fill(first.folder, first.recipe)
+    (first.folder / file).write_text(damage)
+    with pytest.raises(ValueError, match=rf"{first.folder / file}(.|\n)*\nMove {first.folder} away"):
+        plan_runs(study, [41], [], tmp_path, None)
+    assert (first.folder / file).read_text() == damage, "nothing was touched"
+
+
+@pytest.mark.parametrize("change", ["networks.c=wrn-10-1", "networks={a: wrn-10-1}"])
+def test_a_row_keeps_its_networks_names(change: str) -> None:
+    """A table has a column for each of its rows' networks: one more would go unsaid, one less would be missed."""
+    with pytest.raises(ValueError, match=r"networks: .*, independent has a, b, .*as in networks\.a="):
+        plan_runs(catalogue.get("demo"), [41], [change], OUT, None)
 
 
 def test_a_result_of_another_recipe_is_not_believed(tmp_path: Path) -> None:

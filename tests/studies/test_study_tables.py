@@ -65,11 +65,21 @@ def test_paired_differences_and_verdicts(study: Study, tmp_path: Path) -> None:
     dml = found["DML − independent"]
     assert (dml["n"], dml["ahead in"], dml["verdict"]) == (3, "3 of 3", "not decided")
     assert dml["points"] == pytest.approx(-1.0)
-    assert dml["95 % interval"] == "-2.24 … 0.24"
+    assert dml["95 % interval"] == {"low": pytest.approx(-2.2421, abs=1e-4), "high": pytest.approx(0.2421, abs=1e-4)}
     # DCM − independent: −3, −2.9, −3.1: far from 0.
     assert found["DCM − independent"]["verdict"] == "lower error"
     per_network = [row[1] for row in build(study, results_of(study, tmp_path), [1]).differences.rows]
     assert per_network == ["mean of a, b", "a", "b"] * 3
+
+
+def test_intervals_have_two_digits_to_read_and_all_to_compute_with(study: Study, tmp_path: Path) -> None:
+    made = build(study, results_of(study, tmp_path), [1, 2, 3]).differences
+    assert (
+        "| DML − independent | mean of a, b | 3 | -1.00 | -2.24 … 0.24 | 3 of 3 | not decided |" in made.to_markdown()
+    )
+    first, *_ = csv.DictReader(io.StringIO(made.to_csv()))
+    assert float(first["95 % interval low"]) == pytest.approx(-2.2421, abs=1e-4)
+    assert float(first["95 % interval high"]) == pytest.approx(0.2421, abs=1e-4)
 
 
 def test_a_worse_method_is_called_worse(study: Study, tmp_path: Path) -> None:
@@ -84,6 +94,14 @@ def test_one_seed_has_no_spread_and_no_verdict(study: Study, tmp_path: Path) -> 
     assert "| independent | 1 | 26.00 | 28.00 |" in report.to_markdown()
     assert {row["verdict"] for row in differences(report).values()} == {"one pair: none"}
     assert {row["95 % interval"] for row in differences(report).values()} == {None}
+
+
+def test_one_method_has_nothing_to_be_compared_with(study: Study, tmp_path: Path) -> None:
+    alone = study.only(methods=["dcm"])
+    made = build(alone, results_of(alone, tmp_path), [1, 2, 3])
+    for text in (made.to_markdown(), made.to_latex(), made._repr_html_()):
+        assert study.title in text
+        assert "differences" not in text
 
 
 def test_missing_runs_are_shown_as_missing_and_named(study: Study, tmp_path: Path) -> None:
@@ -134,9 +152,13 @@ def test_the_papers_length_is_the_studys_to_say(tmp_path: Path) -> None:
     assert {row["verdict"] for row in differences(bent).values()} == {"inconclusive"}
 
 
-def test_toys_have_no_length_of_the_paper(study: Study, tmp_path: Path) -> None:
-    report = build(study, results_of(study, tmp_path, "length.epochs=3"), [1, 2, 3])
-    assert differences(report)["DCM − independent"]["verdict"] == "lower error"
+def test_without_a_length_of_the_paper_the_studys_own_counts(study: Study, tmp_path: Path) -> None:
+    whole = build(study, results_of(study, tmp_path), [1, 2, 3])
+    assert differences(whole)["DCM − independent"]["verdict"] == "lower error"
+    assert not any(note.startswith(("Scale", "Inconclusive")) for note in whole.errors.notes)
+    for change in ("length.epochs=19", "data.train_limit=749"):  # of 40 and of 1500
+        short = build(study, results_of(study, tmp_path, change), [1, 2, 3])
+        assert {row["verdict"] for row in differences(short).values()} == {"inconclusive"}
 
 
 def test_a_longer_row_is_as_short_as_the_others(tmp_path: Path) -> None:
@@ -146,6 +168,7 @@ def test_a_longer_row_is_as_short_as_the_others(tmp_path: Path) -> None:
     assert recipe.length.epochs == 224, "more than the paper's 200, and yet 0.4 of what the row stands for"
     report = build(study, {longer.key: {1: read(tmp_path, recipe, (20.0, 20.0))}}, [1])
     assert any("has 0.40 of the full length" in note for note in report.errors.notes)
+    assert any(note.startswith("Hours are those of the clock") for note in report.errors.notes)
 
 
 def test_ours_beside_the_papers(tmp_path: Path) -> None:
@@ -242,6 +265,14 @@ def test_markdown() -> None:
     assert TABLE.to_markdown() == (
         "### A & B\n\n| row | a | n |\n| --- | ---: | ---: |\n| x_1 \\| 5 % − 3 | 18.73(0.25) | 2 |\n"
         "| y | missing | 0 |\n| z |  | 1 |\n\n- Deviation: length.epochs: 200 → 100\n"
+    )
+
+
+def test_options_keep_both_dashes_in_latex() -> None:
+    """TeX makes one long dash of two."""
+    assert (
+        r"`codistill study demo -{}-seeds 2`"
+        in Table("t", ("a",), (), ("`codistill study demo --seeds 2`",)).to_latex()
     )
 
 

@@ -121,8 +121,5 @@ class RunFolder:
 def read_result_file(path: Path) -> dict[str, Any]:
     result = read_json(path, MAX_BYTES)
     if not isinstance(result, dict) or result.get("format") != RESULT_FORMAT:
-        raise RunError(
-            f"{path} is not a run's result that this version reads (format {RESULT_FORMAT}); "
-            "move its folder away to train it again"
-        )
+        raise RunError(f"{path} is not a run's result that this version reads (format {RESULT_FORMAT})")
     return result

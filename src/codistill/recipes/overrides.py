@@ -69,6 +69,11 @@ def key_of(difference_line: str) -> str:
     return difference_line.partition(": ")[0]
 
 
+def as_change(line: str) -> str:
+    """A line of ``difference`` as it is typed."""
+    return f"{key_of(line)}={line.rpartition(' → ')[2]}"
+
+
 def is_below(key: str, parents: Sequence[str]) -> bool:
     """Whether a key is one of ``parents`` or inside one: ``runtime.threads`` is inside ``runtime``."""
     return any(key == parent or key.startswith(f"{parent}.") for parent in parents)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations
 
-from codistill.recipes.overrides import key_of
+from codistill.recipes.overrides import as_change
 from codistill.recipes.schema import Recipe
 from codistill.report.runs import SeenRun
 from codistill.report.sources import Found
@@ -135,11 +135,6 @@ def _by_recipe(runs: Sequence[SeenRun]) -> list[dict[int, SeenRun]]:
         else:
             groups.append({seed: run})
     return groups
-
-
-def as_change(difference_line: str) -> str:
-    """A line of ``recipes.difference`` as it is typed."""
-    return f"{key_of(difference_line)}={difference_line.rpartition(' → ')[2]}"
 
 
 @cache

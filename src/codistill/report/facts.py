@@ -6,11 +6,11 @@ from datetime import datetime, timedelta
 
 from codistill import recipes
 from codistill.recipes import difference
-from codistill.recipes.overrides import key_of
+from codistill.recipes.overrides import as_change, key_of
 from codistill.recipes.schema import Recipe
 from codistill.report import curves
 from codistill.report.blocks import Axis, Block, Code, Fold, Grid, Words
-from codistill.report.entries import Entry, Overview, as_change
+from codistill.report.entries import Entry, Overview
 from codistill.report.runs import SeenRun
 from codistill.studies.costs import training_flops
 from codistill.studies.report import differing

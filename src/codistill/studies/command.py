@@ -14,7 +14,7 @@ from codistill.studies.published import publish, tables_from
 from codistill.studies.report import Results, build
 from codistill.studies.results import Result, read_result
 from codistill.studies.runner import STOPPED, Command, Failure, Outcome, run_all, train_command
-from codistill.studies.runs import Plan, plan_runs
+from codistill.studies.runs import Plan, plan_runs, require_data
 from codistill.studies.study import Study
 
 DONE, FAILED = 0, 1
@@ -44,11 +44,14 @@ def run_study(
     study = whole.only(methods, rows)
     whole.check_overrides(overrides)
     chosen_seeds = study.seed_range(seeds)
+    if publish_to is not None and publish_to.is_file():
+        raise ValueError(f"--publish {publish_to} is a file; name a folder")
     crowd, threads = share_machine(study.rows[0].resolved(overrides), jobs)
     planned = plan_runs(study, chosen_seeds, overrides, out, threads)
     if plan:
         print_table(plan_table(study, planned, crowd.size, Pace.of(planned)), console)
         return DONE
+    require_data(planned.runs)
     _announce(study, planned, crowd.size, console)
     display = Board(planned.runs, console)
     outcome = run_all(planned.runs, out, crowd=crowd, display=display, command=command)
@@ -92,12 +95,16 @@ def _listed(names: Sequence[str] | None) -> str | None:
 
 
 def _conclude(outcome: Outcome, planned: Plan, again: str, console: Console) -> int:
-    for failure in outcome.failures:
+    # Another study of the same folder may have been training it, and have finished it since.
+    failures = [failure for failure in outcome.failures if not failure.run.finished]
+    for failure in failures:
         _print_failure(failure, console)
     unfinished = sum(not run.finished for run in planned.runs)
     if unfinished:
-        console.print(f"\n{unfinished} of {len(planned.runs)} runs are not finished. To continue them:\n  {again}")
-    if outcome.failures:
+        console.print(
+            f"\n{unfinished} of {len(planned.runs)} runs are not finished. To continue them:\n  {again}", soft_wrap=True
+        )
+    if failures:
         return FAILED
     return STOPPED if unfinished else DONE
 
@@ -105,7 +112,10 @@ def _conclude(outcome: Outcome, planned: Plan, again: str, console: Console) -> 
 def _print_failure(failure: Failure, console: Console) -> None:
     console.print(f"\nFailed: {failure.run.title}: {failure.reason}")
     for line in failure.log_tail:
-        console.print(f"  | {line}")
+        console.print(f"  | {line}", soft_wrap=True)
     if failure.recipe_file is not None:
         typed = shlex.join(["codistill", "train", str(failure.recipe_file), "--out", str(failure.run.folder)])
-        console.print(f"  The whole log: {failure.log_file}\n  To try it by itself: {typed}")
+        console.print(f"  The whole log: {failure.log_file}\n  To try it by itself: {typed}", soft_wrap=True)
+        if failure.run.folder.exists():
+            anew = f"move {failure.run.folder} away; the study then begins it anew"
+            console.print(f"  If it cannot go on: {anew}", soft_wrap=True)

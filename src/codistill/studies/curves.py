@@ -96,16 +96,29 @@ def to_svg(study: Study, group: str, results: Results) -> str | None:
     drawn = [*_heading(heading), *_axes(plane)]
     for index, (label, points) in enumerate(curves.items()):
         colour, dashes = STYLES[index % len(STYLES)]
-        band = plane.line([(p.epoch, p.most) for p in points] + [(p.epoch, p.least) for p in reversed(points)])
         pen = f'fill="none" stroke="{colour}" stroke-width="1.8" stroke-dasharray="{dashes}"'
         y = legend_at + LINE * index + 4
         drawn += [
-            f'<polygon points="{band}" fill="{colour}" opacity="0.15"/>',
-            f'<polyline points="{plane.line((p.epoch, p.mean) for p in points)}" {pen}/>',
+            *(_line(plane, points, colour, pen) if len(points) > 1 else _dot(plane, points[0], colour)),
             f'<path d="M{LEFT} {y - 4}h28" {pen}/>',
             f'<text x="{LEFT + 34}" y="{y}">{escape(label)}: {points[-1].mean:.2f} %, n = {points[-1].n}</text>',
         ]
     return _document(title, _in_words(curves), plane.height, drawn)
+
+
+def _line(plane: Plane, points: Sequence[Point], colour: str, pen: str) -> Iterator[str]:
+    band = plane.line([(p.epoch, p.most) for p in points] + [(p.epoch, p.least) for p in reversed(points)])
+    yield f'<polygon points="{band}" fill="{colour}" opacity="0.15"/>'
+    yield f'<polyline points="{plane.line((p.epoch, p.mean) for p in points)}" {pen}/>'
+
+
+def _dot(plane: Plane, point: Point, colour: str) -> Iterator[str]:
+    """A line through one point would not be seen."""
+    x, mean, least, most = (
+        f"{at:.1f}" for at in (plane.x(point.epoch), *map(plane.y, (point.mean, point.least, point.most)))
+    )
+    yield f'<path d="M{x} {least}V{most}" stroke="{colour}" stroke-width="6" opacity="0.3"/>'
+    yield f'<circle cx="{x}" cy="{mean}" r="4" fill="{colour}"/>'
 
 
 def _in_words(curves: Mapping[str, Sequence[Point]]) -> str:

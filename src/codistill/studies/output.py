@@ -36,12 +36,12 @@ def write(made: Report, results: Results, folder: Path) -> list[Path]:
 def print_table(table: Table, console: Console) -> None:
     console.print(f"\n{table.title}")
     console.print(table.to_rich())
-    for note in table.notes:
-        console.print(f"  {note}")
+    for note in table.notes:  # some are to be typed, so none is broken into lines
+        console.print(f"  {note}", soft_wrap=True)
 
 
 def print_report(made: Report, written: Sequence[Path], console: Console) -> None:
-    print_table(made.errors, console)
-    print_table(made.differences, console)
+    for table in made.tables:
+        print_table(table, console)
     console.print(f"\nTables: {', '.join(map(str, written))}")
     console.print(f"Runs, with every network's weights: {written[0].parent / 'runs'}")

@@ -66,7 +66,8 @@ class Board:
     def ended(self, run: PlannedRun, how: str) -> None:
         finished = sum(run.finished for run in self.runs)
         self._sheet.observe([run for run in self.runs if run.folder in self._tasks])
-        self.say(f"{how}: {run.title} ({finished} of {len(self.runs)} runs; {self._left()})")
+        left = "" if self._sheet.is_done else f"; {self._left()}"
+        self.say(f"{how}: {run.title} ({finished} of {len(self.runs)} runs{left})")
         self.bar.remove_task(self._tasks.pop(run.folder))
 
     def failed(self, run: PlannedRun, how: str) -> None:

@@ -1,19 +1,20 @@
 """Results that we publish: one JSON file per run, and the tables that follow from them."""
 
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from codistill.engine.files import to_json, write_atomically
 from codistill.engine.folder import RunFolder, read_result_file
 from codistill.recipes import Recipe
-from codistill.recipes.overrides import is_below, key_of
+from codistill.recipes.overrides import as_change, is_below, key_of
 from codistill.studies import catalogue
 from codistill.studies.output import write
-from codistill.studies.report import Results, build, differing
+from codistill.studies.report import Results, build, deviations, differing
 from codistill.studies.results import Result, read_result
 from codistill.studies.runs import run_name, start_names
-from codistill.studies.study import Row, Study
+from codistill.studies.study import Row, Study, slug
 
 MAX_PUBLISHED_BYTES = 300_000
 # Published runs may differ in these from a study's row and still be of it; each such difference is printed.
@@ -82,16 +83,33 @@ def _slimmed(content: dict[str, Any]) -> dict[str, Any]:
 
 def tables_from(results_folder: Path) -> list[Path]:
     """Write the tables of every study that published runs belong to, into ``tables`` beside them; the files written."""
-    published = [read_result(path) for path in sorted(results_folder.glob("*.json"))]
+    published = [_read_published(path) for path in sorted(results_folder.glob("*.json"))]
     written = []
     for name in catalogue.NAMES:
         study = catalogue.get(name)
         if found := _most_complete(study, published):
             rows = tuple(row for row in study.rows if row.group in {r.group for r in study.rows if found.get(r.key)})
             seeds = sorted({seed for by_seed in found.values() for seed in by_seed})
-            made = build(study.with_rows(rows), found, seeds)
+            shown = study.with_rows(rows)
+            made = build(shown, found, seeds, command=_command(shown, found, seeds, whole=rows == study.rows))
             written += write(made, found, results_folder / "tables")
     return written
+
+
+def _command(study: Study, found: Results, seeds: Sequence[int], *, whole: bool) -> str:
+    """What makes runs like these, told by a row whose length is not the study's to set."""
+    row = min((row for row in study.rows if found.get(row.key)), key=lambda row: row.longer)
+    changes = [as_change(line) for line in deviations(row, next(iter(found[row.key].values())))]
+    rows = [] if whole else ["--rows", ",".join(map(slug, study.groups))]
+    count = max(seeds) - study.first_seed + 1
+    return shlex.join(["codistill", "study", study.name, *changes, "--seeds", str(count), *rows])
+
+
+def _read_published(path: Path) -> Result:
+    try:
+        return read_result(path)
+    except ValueError as error:
+        raise ValueError(f"{error}\nMove that file out of {path.parent}: only results of runs belong there") from error
 
 
 def _most_complete(study: Study, published: Iterable[Result]) -> Results | None:

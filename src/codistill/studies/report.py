@@ -10,7 +10,7 @@ from codistill.recipes.overrides import WHERE, is_below, key_of
 from codistill.studies.costs import share_of_images, training_flops
 from codistill.studies.results import Result
 from codistill.studies.runs import run_name
-from codistill.studies.statistics import Difference, paired_difference, summarise
+from codistill.studies.statistics import Difference, Interval, paired_difference, summarise
 from codistill.studies.study import Row, Study
 from codistill.studies.tables import Cell, Table
 
@@ -37,18 +37,23 @@ class Report:
     differences: Table
     runs: tuple[dict[str, Any], ...]
 
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """Those to read: rows that nothing is compared with have no differences."""
+        return tuple(table for table in (self.errors, self.differences) if table.rows)
+
     def to_markdown(self) -> str:
-        return f"{self.errors.to_markdown()}\n{self.differences.to_markdown()}"
+        return "\n".join(table.to_markdown() for table in self.tables)
 
     def to_latex(self) -> str:
-        return f"{self.errors.to_latex()}\n{self.differences.to_latex()}"
+        return "\n".join(table.to_latex() for table in self.tables)
 
     def to_json(self) -> dict[str, Any]:
         tables = {"errors": self.errors.to_json(), "differences": self.differences.to_json()}
         return {"study": self.study.name, **tables, "runs": list(self.runs)}
 
     def _repr_html_(self) -> str:
-        return "".join(table._repr_html_() for table in (self.errors, self.differences) if table.rows)
+        return "".join(table._repr_html_() for table in self.tables)
 
 
 def build(
@@ -158,8 +163,9 @@ def _contrast(ours: Row, theirs: Row, found: Results, scale: float | None) -> It
             yield (what, difference.n, difference.mean, _interval(difference), ahead, _verdict(difference, scale))
 
 
-def _interval(difference: Difference) -> str | None:
-    return None if difference.low is None else f"{difference.low:.2f} … {difference.high:.2f}"
+def _interval(difference: Difference) -> Interval | None:
+    low, high = difference.low, difference.high
+    return None if low is None or high is None else Interval(low, high)
 
 
 def _verdict(difference: Difference, scale: float | None) -> str:
@@ -173,14 +179,18 @@ def _verdict(difference: Difference, scale: float | None) -> str:
 
 
 def _least_scale(study: Study, found: Results) -> float | None:
-    """The smallest share of its full length that a run had, in images; None where there is no paper's length."""
+    """The smallest share of its full length that a run had, in images; None where there is no run."""
     scales = [
-        run.recipe.length.epochs * share_of_images(run.recipe) / (paper_epochs * row.longer)
+        run.recipe.length.epochs * share_of_images(run.recipe) / (_full_epochs(row.recipe) * row.longer)
         for row in study.rows
-        if (paper_epochs := row.recipe.length.paper_epochs)
         for run in found[row.key].values()
     ]
     return min(scales, default=None)
+
+
+def _full_epochs(recipe: Recipe) -> float:
+    """Of all training images: the paper's number, or the study's own where there is none of the paper."""
+    return recipe.length.paper_epochs or recipe.length.epochs * share_of_images(recipe)
 
 
 def _notes(study: Study, found: Results, seeds: Sequence[int], best_epoch: bool, command: str | None) -> Iterator[str]:
@@ -197,6 +207,8 @@ def _notes(study: Study, found: Results, seeds: Sequence[int], best_epoch: bool,
         )
     elif scale is not None and scale != 1:
         yield f"Scale {scale:.2f}: the shortest run's share of the full length."
+    if study.shows_cost:
+        yield "Hours are those of the clock, longer where other runs shared the machine: compare costs by PFLOP."
     yield f"Seeds: {_listed(seeds)}." + (" The paper has 5 runs." if has_paper and runs and len(seeds) != 5 else "")
     yield from _missing(study, found, seeds, command)
     yield from _deviation_notes(study, found)

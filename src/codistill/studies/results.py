@@ -42,30 +42,33 @@ def device_name(recipe: Recipe, environment: Mapping[str, Any]) -> str:
 
 
 def read_result(path: Path) -> Result:
-    """Read a result.json, or say which file is not one and what to do about it."""
+    """Read a result.json, or say which file is not one; what to do about it is for those to say who know its place."""
     return result_in(read_result_file(path), path)
 
 
 def result_in(content: Mapping[str, Any], path: Path) -> Result:
     """The same of a file whose content was read already."""
+    recipe = Recipe.check(content.get("recipe"), f"{path}: recipe")
     try:
         networks, epochs = content["networks"], content["epochs"]
         return Result(
-            recipe=Recipe.check(content["recipe"], str(path)),
+            recipe=recipe,
             errors={
                 name: {
-                    "top1_error": network["last"]["top1_error"],
-                    "top5_error": network["last"]["top5_error"],
-                    "best_epoch": network["best_epoch"]["top1_error"],
+                    "top1_error": float(networks[name]["last"]["top1_error"]),
+                    "top5_error": float(networks[name]["last"]["top5_error"]),
+                    "best_epoch": float(networks[name]["best_epoch"]["top1_error"]),
                 }
-                for name, network in networks.items()
+                for name in recipe.networks
             },
             curve={
-                record["epoch"]: {name: record["test"][f"{name}/final"]["top1_error"] for name in networks}
+                record["epoch"]: {
+                    name: float(record["test"][f"{name}/final"]["top1_error"]) for name in recipe.networks
+                }
                 for record in epochs
             },
             environment=content["environment"],
-            elapsed_s=content["elapsed_s"],
+            elapsed_s=float(content["elapsed_s"]),
         )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is not a run's result ({error!r}); move its folder away to train it again") from None
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{path} is not a run's result ({error!r})") from None

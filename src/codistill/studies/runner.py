@@ -36,12 +36,7 @@ class Failure:
     reason: str
     recipe_file: Path | None = None
     log_file: Path | None = None
-
-    @property
-    def log_tail(self) -> list[str]:
-        if self.log_file is None:
-            return []
-        return self.log_file.read_text(errors="replace").rstrip().splitlines()[-TAIL_LINES:]
+    log_tail: tuple[str, ...] = ()
 
 
 @dataclass
@@ -58,6 +53,13 @@ class _Child:
     process: subprocess.Popen[bytes]
     recipe_file: Path
     log_file: Path
+    log_start: int
+    """Where its own words begin, in bytes; before them are those of the parts that it continues."""
+
+    @property
+    def last_words(self) -> tuple[str, ...]:
+        said = self.log_file.read_bytes()[self.log_start :].decode(errors="replace")
+        return tuple(said.rstrip().splitlines()[-TAIL_LINES:])
 
 
 def run_all(
@@ -118,7 +120,8 @@ def _start(run: PlannedRun, out: Path, command: Command) -> _Child:
     write_atomically(recipe_file, files.dumps(_as_it_began(run) if run.begun else run.recipe))
     log_file = out / "logs" / f"{run.name}.log"
     log_file.parent.mkdir(parents=True, exist_ok=True)
-    with log_file.open("wb") as log:
+    with log_file.open("ab") as log:
+        log_start = log.tell()
         # In a process group of its own: a terminal's Ctrl-C reaches us alone, and we ask each child once.
         process = subprocess.Popen(
             command(recipe_file, run.folder),
@@ -127,7 +130,7 @@ def _start(run: PlannedRun, out: Path, command: Command) -> _Child:
             stderr=subprocess.STDOUT,
             process_group=0,
         )
-    return _Child(run, process, recipe_file, log_file)
+    return _Child(run, process, recipe_file, log_file, log_start)
 
 
 def _as_it_began(run: PlannedRun) -> Recipe:
@@ -153,7 +156,7 @@ def _conclude(child: _Child, outcome: Outcome, display: Board) -> None:
         display.ended(child.run, "stopped")
     else:
         reason = f"ended with exit code {code} and no result" if code >= 0 else f"killed by signal {-code}"
-        outcome.failures.append(Failure(child.run, reason, child.recipe_file, child.log_file))
+        outcome.failures.append(Failure(child.run, reason, child.recipe_file, child.log_file, child.last_words))
         display.failed(child.run, reason)
 
 

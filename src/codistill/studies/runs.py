@@ -40,15 +40,15 @@ class PlannedRun:
 
 
 def clock(run: PlannedRun) -> tuple[int, float]:
-    """Epochs done and seconds trained, by the run's own timing.jsonl; a line still being written does not count."""
+    """Epochs done and seconds trained, by the run's own timing.jsonl; a line still being written does not count.
+
+    It only tells the time: where it is damaged, nothing is known to be done, and no study stops for it.
+    """
     try:
-        lines = RunFolder(run.folder).timing.read_text().split("\n")
-    except FileNotFoundError:
+        last = json.loads(RunFolder(run.folder).timing.read_text().split("\n")[-2])
+        return int(last["epoch"]), float(last["elapsed_s"])
+    except (OSError, ValueError, TypeError, LookupError):
         return 0, 0.0
-    if len(lines) < 2:
-        return 0, 0.0
-    last = json.loads(lines[-2])
-    return last["epoch"], last["elapsed_s"]
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,22 @@ def plan_runs(study: Study, seeds: Sequence[int], overrides: Sequence[str], out:
     for run in of.values():
         for one in (*run.needs, run):
             by_folder.setdefault(one.folder, one)
+    for folder in (out, *(out / name for name in ("runs", "logs", "recipes")), *by_folder):
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"{folder} is a file, where a folder must be; move it away, or choose another --out")
     for run in by_folder.values():
         _check(run)
     return Plan(of, tuple(by_folder.values()))
+
+
+def require_data(runs: Sequence[PlannedRun]) -> None:
+    """CIFAR that is not there is named once, before every run of a study fails for the want of it."""
+    from codistill.data.cifar import CIFARS, find
+    from codistill.data.fetch import data_folder
+
+    for name, folder in {(run.recipe.data.name, run.recipe.data.folder) for run in runs if not run.finished}:
+        if name in CIFARS:
+            find(CIFARS[name], data_folder(folder))
 
 
 def _run(row: Row, seed: int, overrides: Sequence[str], out: Path, threads: int | None) -> PlannedRun:
@@ -125,8 +138,11 @@ def _check(run: PlannedRun) -> None:
 
     Where and by which kernels it was computed may be another than planned: it may have been continued elsewhere.
     """
-    there = [files.load(RunFolder(run.folder).recipe)] if run.begun else []
-    there += [read_result(run.result_file).recipe] if run.finished else []
+    try:
+        there = [files.load(RunFolder(run.folder).recipe)] if run.begun else []
+        there += [read_result(run.result_file).recipe] if run.finished else []
+    except ValueError as error:
+        raise ValueError(f"{error}\nMove {run.folder} away to train it again, or choose another --out") from error
     for recipe in there:
         same_start = ("start",) if start_names(recipe.start) == start_names(run.recipe.start) else ()
         may_differ = ("name", *same_start, *WHERE_AND_HOW)

@@ -33,6 +33,15 @@ def summarise(values: Iterable[float]) -> Summary:
 
 
 @dataclass(frozen=True)
+class Interval:
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.low:.2f} … {self.high:.2f}"
+
+
+@dataclass(frozen=True)
 class Difference:
     """One method's error minus another's over the seeds that both have: below 0, the first is better.
 

@@ -13,6 +13,8 @@ from codistill.wording import unknown
 PaperNumbers = Mapping[tuple[str, str], Summary]
 """By network and metric, as in ``{("a", "top1_error"): Summary(5, 18.72, 0.24)}``."""
 
+MOST_SEEDS = 1_000  # beyond any budget, and few enough to be planned in a moment
+
 # What a row may be about. Where a study's rows differ in these, they are not for an override to change.
 SUBJECTS = ("method", "networks", "heads", "weights", "edges", "temperature", "t_squared", "data", "start")
 
@@ -36,6 +38,11 @@ class Row:
 
     def resolved(self, overrides: Sequence[str] = ()) -> Recipe:
         recipe = apply(self.recipe, [change for override in overrides for change in self._changes(override)])
+        if recipe.networks.keys() != self.recipe.networks.keys():
+            raise ValueError(
+                f"networks: {self.group}, {self.label} has {', '.join(self.recipe.networks)}, and an override makes it "
+                f"{', '.join(recipe.networks)}; replace one, as in networks.a=wrn-16-2, or use codistill train"
+            )
         if self.longer == 1:
             return recipe
         epochs = round(self.longer * recipe.length.epochs)
@@ -81,6 +88,8 @@ class Study:
         wanted = self.seeds if count is None else count
         if wanted < 1:
             raise ValueError(f"--seeds {wanted}: a study needs at least one seed; two or more give a spread")
+        if wanted > MOST_SEEDS:
+            raise ValueError(f"--seeds {wanted}: at most {MOST_SEEDS:,}; it is how many seeds, not which")
         return range(self.first_seed, self.first_seed + wanted)
 
     def only(self, methods: Iterable[str] | None = None, rows: Iterable[str] | None = None) -> "Study":

@@ -10,10 +10,10 @@ from typing import Any
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from codistill.studies.statistics import Summary
+from codistill.studies.statistics import Interval, Summary
 
-Cell = str | int | float | Summary | None
-"""None is an empty cell. A float shows two digits or more, a Summary mean(std); CSV and JSON have both in full."""
+Cell = str | int | float | Summary | Interval | None
+"""None is an empty cell. A float shows two digits or more, a Summary mean(std); CSV and JSON have all in full."""
 
 
 @dataclass(frozen=True)
@@ -44,22 +44,14 @@ class Table:
         return f"### {self.title}\n\n{grid}\n" + (f"{notes}\n" if notes else "")
 
     def to_csv(self) -> str:
-        """A column with spreads becomes three: the mean, its standard deviation and n."""
-        has_spread = [any(isinstance(row[i], Summary) for row in self.rows) for i in range(len(self.columns))]
-        header: list[str] = []
-        for name, spreads in zip(self.columns, has_spread, strict=True):
-            header += [name, f"{name} std", f"{name} n"] if spreads else [name]
+        """A column with spreads becomes three: the mean, its standard deviation and n. One of intervals becomes two."""
+        suffixes = [_suffixes(row[i] for row in self.rows) for i in range(len(self.columns))]
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(header)
+        writer.writerow(name + suffix for name, own in zip(self.columns, suffixes, strict=True) for suffix in own)
         for row in self.rows:
-            values: list[str | int | float | None] = []
-            for cell, spreads in zip(row, has_spread, strict=True):
-                if isinstance(cell, Summary):
-                    values += [cell.mean, cell.std, cell.n]
-                else:
-                    values += [cell, None, None] if spreads else [cell]
-            writer.writerow(values)
+            parts = ((_parts(cell), len(own)) for cell, own in zip(row, suffixes, strict=True))
+            writer.writerow(value for values, count in parts for value in (*values, None, None)[:count])
         return text.getvalue()
 
     def to_latex(self) -> str:
@@ -74,7 +66,7 @@ class Table:
 
     def to_json(self) -> dict[str, Any]:
         def value(cell: Cell) -> object:
-            return asdict(cell) if isinstance(cell, Summary) else cell
+            return asdict(cell) if isinstance(cell, Summary | Interval) else cell
 
         rows = [dict(zip(self.columns, map(value, row), strict=True)) for row in self.rows]
         return {"title": self.title, "columns": list(self.columns), "rows": rows, "notes": list(self.notes)}
@@ -96,7 +88,25 @@ class Table:
         return f"<tr>{''.join(cells)}</tr>"
 
     def _are_numbers(self) -> list[bool]:
-        return [any(not isinstance(row[i], str | None) for row in self.rows) for i in range(len(self.columns))]
+        return [
+            any(not isinstance(row[i], str | Interval | None) for row in self.rows) for i in range(len(self.columns))
+        ]
+
+
+def _suffixes(column: Iterable[Cell]) -> tuple[str, ...]:
+    """Of the columns that one column becomes in CSV."""
+    kinds = {type(cell) for cell in column}
+    return ("", " std", " n") if Summary in kinds else (" low", " high") if Interval in kinds else ("",)
+
+
+def _parts(cell: Cell) -> tuple[str | int | float | None, ...]:
+    match cell:
+        case Summary(n, mean, std):
+            return mean, std, n
+        case Interval(low, high):
+            return low, high
+        case _:
+            return (cell,)
 
 
 def shown(cell: Cell) -> str:
@@ -123,4 +133,5 @@ _LATEX = {
 
 
 def _latex(text: str) -> str:
-    return "".join(_LATEX.get(character, character) for character in text)
+    """TeX would make one long dash of an option's two."""
+    return "".join(_LATEX.get(character, character) for character in text).replace("--", "-{}-")

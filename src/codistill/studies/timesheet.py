@@ -63,6 +63,10 @@ class TimeSheet:
         """It failed: this study does not train it any more, nor what starts from it."""
         self._given_up |= {other.folder for other in self._runs if run in (other, *other.needs)}
 
+    @property
+    def is_done(self) -> bool:
+        return all(map(self._is_over, self._runs))
+
     def remaining_s(self) -> float | None:
         """As if every run that waits began where one ends first; None while no epoch is done."""
         prices = self._prices()
