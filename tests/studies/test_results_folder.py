@@ -3,7 +3,12 @@
 import json
 import re
 import shutil
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pytest
 
 from codistill.studies import catalogue
 from codistill.studies.published import tables_from
@@ -83,3 +88,69 @@ def test_what_is_still_to_be_run_is_priced_by_what_was_run() -> None:
         assert int(shown.replace(",", "")) == round(images / minutes(method) / 60, -2)
     assert f"2 × {round(minutes('independent') + minutes('dml') + 2 * minutes('dcm'))} |" in README
     assert f"6 × {round(minutes('dcm'))} |" in README
+
+
+Figure = Callable[[dict[str, Any]], Iterable[float]]
+"""Numbers of both networks, from a published run."""
+
+
+def means(runs: str, rows: Sequence[str], figure: Figure, digits: int) -> list[str]:
+    """By row, over all networks and seeds."""
+    found = []
+    for row in rows:
+        files = sorted(RESULTS.glob(f"{runs}-{row}-seed*.json"))
+        assert files, f"{row}: nothing is published"
+        numbers = [number for file in files for number in figure(json.loads(file.read_text(encoding="utf-8")))]
+        found.append(f"{mean(numbers):.{digits}f}")
+    return found
+
+
+def last(run: dict[str, Any]) -> Iterable[float]:
+    return [network["last"]["top1_error"] for network in run["networks"].values()]
+
+
+def finals(epoch: dict[str, Any]) -> Iterable[dict[str, float]]:
+    return [metrics for name, metrics in epoch["test"].items() if name.endswith("/final")]
+
+
+def paragraph(beginning: str) -> str:
+    (found,) = [text for text in README.split("\n\n") if text.startswith(f"**{beginning}")]
+    return found.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("words", "figure"),
+    [
+        ("with {}, {} and {} as means", lambda run: [n["best_epoch"]["top1_error"] for n in run["networks"].values()]),
+        (
+            "{}, {} and {} in epoch 60",
+            lambda run: [run["epochs"][59]["test"][f"{n}/final"]["top1_error"] for n in "ab"],
+        ),
+        ("at the end it is {}, {} and {} %", lambda run: run["epochs"][-1]["train_error"].values()),
+    ],
+)
+def test_what_is_said_of_wrong_labels(words: str, figure: Figure) -> None:
+    of = means("cifar10-wrn-16-4-twins", ["independent", "dml", "dcm"], figure, 1)
+    assert words.format(*of) in paragraph("Wrong labels")
+
+
+def test_the_table_of_wrong_labels_is_said_in_words_too() -> None:
+    table = (RESULTS / "tables" / "wrn-16-4-noise.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^\| (\w+) \| \d+ \| (\S+) \| (\S+) \|$", table, re.MULTILINE)
+    assert len(shown) == 3
+    for row, a, b in shown:
+        assert f"{a}/{b} ({row})" in paragraph("Wrong labels")
+
+
+def test_what_is_said_of_transfers() -> None:
+    labels = ["independent", "DML", "DML + DS", "DCM-1", "DCM-2", "DCM"]
+    of = means("cifar100-wrn-16-2-twins", [label.lower().replace(" + ", "-") for label in labels], last, 2)
+    said = ", ".join(f"{label} {figure}" for label, figure in zip(labels, of, strict=True))
+    assert f"{said}." in paragraph("Which transfers matter")
+
+
+def test_what_is_said_of_complete() -> None:
+    dml, dcm, complete = map(float, means("cifar100-wrn-28-4-twins", ["dml", "dcm", "complete"], last, 3))
+    words = paragraph("Does `complete` beat DCM?")
+    assert f"by {dcm - complete:.2f} points" in words
+    assert f"DCM beats DML by {dml - dcm:.2f}" in words
