@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
-MOST = 0.94
+MOST = 1.0
 """Of the work: the convolutions that make it up are worth trying."""
 
 Shape = tuple[object, ...]
