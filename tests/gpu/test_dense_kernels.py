@@ -30,7 +30,7 @@ def whole_float32(monkeypatch: pytest.MonkeyPatch) -> None:
 def convolutions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     from codistill.networks import dense_kernels  # needs Triton
 
-    monkeypatch.setattr(dense_kernels, "MANY_ROWS", 0 if request.param == "our convolutions" else 2**31)
+    monkeypatch.setattr(dense_kernels, "FEW_CHANNELS", 16 if request.param == "our convolutions" else 0)
 
 
 def a_stage() -> DenseStage:

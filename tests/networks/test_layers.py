@@ -9,8 +9,8 @@ import zoo
 from codistill import Cohort
 from codistill.engine.sections import runs_own_kernels
 from codistill.networks.densenet import DenseLayer, DenseStage, transition
-from codistill.networks.kernels import fit, own_kernels
-from codistill.networks.layers import Conv2d, Normalised, brings_kernels, conv_norm_relu
+from codistill.networks.kernels import fit, halved, own_kernels
+from codistill.networks.layers import Conv2d, Halving, Normalised, brings_kernels, conv_norm_relu
 
 ACTIVATIONS = {"none": None, "relu": nn.ReLU(inplace=True), "relu6": nn.ReLU6(inplace=True)}
 BY_HAND = {"none": lambda x: x, "relu": lambda x: x.clamp(min=0), "relu6": lambda x: x.clamp(0, 6)}
@@ -95,3 +95,22 @@ def test_on_a_cpu_nothing_runs_our_kernels() -> None:
         assert not fit(x, layer[0])
         expected = F.relu(F.batch_norm(x, None, None, training=True))
         torch.testing.assert_close(layer(x), expected)
+
+
+def test_halving_spreads_its_gradient_as_average_pooling_does() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 6, 4, dtype=torch.float64).to(memory_format=torch.channels_last).requires_grad_()
+    y = x.detach().clone().requires_grad_()
+    towards = torch.randn(2, 3, 3, 2, dtype=torch.float64)
+    out, expected = halved(x), F.avg_pool2d(y, 2)
+    out.backward(towards)
+    expected.backward(towards)
+    assert torch.equal(out, expected)
+    assert torch.equal(x.grad, y.grad)
+    assert x.grad.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_halving_drops_an_odd_line_as_average_pooling_does() -> None:
+    x = torch.randn(2, 3, 5, 4)
+    with own_kernels():
+        assert torch.equal(Halving()(x), F.avg_pool2d(x, 2))

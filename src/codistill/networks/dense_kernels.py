@@ -26,11 +26,13 @@ from codistill.networks.normalising import STAGES, WARPS, Shape, tickets
 ALIGNED = 16
 """Channels of what a convolution reads and writes are a multiple of this, where the feature map has as many."""
 PADDING = 1, 1
-MANY_ROWS, FEW_CHANNELS, AT_ONCE = 2**16, 16, 64
-"""For so many pixels, and so few channels to be written, our convolution is faster than the library's and the writing:
-21 instead of 25 µs from 96 channels, 31 instead of 43 from 160. It reads so many bytes of a pixel at once."""
-FEWEST_ROWS = 64
-"""Of a tile, which tensor cores take at once."""
+FEW_CHANNELS = 16
+"""Up to so many to be written our convolution is faster than the library's and the writing: from 96 channels of 32×32
+it takes 25 instead of 36 µs, from 180 of 16×16 17 instead of 18, from 324 of 8×8 14 instead of 15."""
+FEWEST_ROWS = 32
+"""Of a tile: with fewer pixels to a program than processors could share, all of them have some."""
+AT_ONCE, IN_HAND = 64, 8192
+"""Bytes of a pixel that a program reads at once; of few pixels as many as make up the second."""
 RELU = 0.0, None
 """What its values are kept between."""
 
@@ -109,7 +111,7 @@ class DenseBlock(torch.autograd.Function):
                 state.running_var, state.momentum, before, wide // shape.unit, shape.rows, width, *RELU, **shape.cut,
             )  # fmt: skip
             wide_kernel = copied(kernel, room(kernel, aligned(growth), wide, x.dtype))
-            if shape.rows >= MANY_ROWS and growth <= FEW_CHANNELS:
+            if growth <= FEW_CHANNELS:
                 convolve_into(before, wide_kernel, growth, features, moments, width, eps)
             else:
                 grown = F.conv2d(before, wide_kernel, None, 1, PADDING).contiguous(memory_format=torch.channels_last)
@@ -173,8 +175,8 @@ def convolve_into(
     convolve[1, programs](
         x, x.shape[1] // shape.unit, kernel, in_rows(features)[first:], total // shape.unit, parts,
         tickets.take(x.device, 1), moments.view(-1)[first:], total, shape.rows, *x.shape[2:], eps, CIN=None, COUT=width,
-        BACKWARD=False, UNIT=shape.unit, BM=tile_rows, BK=AT_ONCE // x.element_size(), BN=tile_channels,
-        PRECISION=precision(x), STAGES=STAGES, num_warps=WARPS,
+        BACKWARD=False, UNIT=shape.unit, BM=tile_rows, BK=max(AT_ONCE, IN_HAND // tile_rows) // x.element_size(),
+        BN=tile_channels, PRECISION=precision(x), STAGES=STAGES, num_warps=WARPS,
     )  # fmt: skip
 
 

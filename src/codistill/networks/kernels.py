@@ -156,6 +156,12 @@ def convolution(x_BCHW: Tensor, conv: nn.Conv2d, *, normalised: bool) -> Tensor 
     return out
 
 
+def halved(x_BCHW: Tensor) -> Tensor:
+    """Averages of 2×2 pixels, of even numbers of them."""
+    out: Tensor = Halved.apply(x_BCHW)  # type: ignore[no-untyped-call]
+    return out
+
+
 def is_small(x_BCHW: Tensor, conv: nn.Conv2d) -> bool:
     """Whether our kernels are wanted, are for such a convolution, and are faster than the library's."""
     out_channels, channels = conv.weight.shape[:2]
@@ -168,6 +174,19 @@ def is_small(x_BCHW: Tensor, conv: nn.Conv2d) -> bool:
         and conv.weight.is_contiguous(memory_format=torch.channels_last)
         and not (x_BCHW.dtype is torch.float32 and torch.is_autocast_enabled(x_BCHW.device.type))
     )
+
+
+class Halved(torch.autograd.Function):
+    """Its gradient is copied to the four: 1.2 of 14 ms of a DenseNet's kernels went by in torch's, channels last."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return F.avg_pool2d(x, 2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return F.interpolate(gradient / 4, scale_factor=2.0, mode="nearest")
 
 
 class Convolution(torch.autograd.Function):

@@ -42,6 +42,18 @@ class Conv2d(nn.Conv2d):
         return padded_convolution(x_BCHW, self.weight, self.stride, self.padding)
 
 
+class Halving(nn.AvgPool2d):
+    """Averages of 2×2 pixels."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        if kernels.wanted(x_BCHW, self) and all(side % 2 == 0 for side in x_BCHW.shape[2:]):
+            return kernels.halved(x_BCHW)
+        return super().forward(x_BCHW)
+
+
 def padded_convolution(
     x_BCHW: Tensor, weight: Tensor, stride: tuple[int, ...], padding: str | tuple[int, ...]
 ) -> Tensor:
