@@ -15,11 +15,11 @@ from codistill.data.batches import Draws
 from codistill.engine.logs import log
 from codistill.engine.lowered import Lowered
 from codistill.engine.parts import PARTS, Functions, FunctionsBySize, PlainWay, parts
+from codistill.engine.runtime import without_trials
 from codistill.engine.sections import Fork
 from codistill.engine.timetable import Turn
 from codistill.engine.training import Training
-from codistill.networks.kernels import Apart, trying, weights_apart
-from codistill.networks.trials import Trials, without_trials
+from codistill.networks.kernels import Apart, weights_apart
 from codistill.recipes.schema import Sgd
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class CapturedStep:
         self.lowered = Lowered(training.cohort) if training.machine.precision == "bf16" else None
         self.functions = FunctionsBySize(training, self.lowered.cohort if self.lowered else training.cohort)
         self.recorded: dict[int, Recording] = {}
-        self.streams, self.trials = Streams(), Trials()
+        self.streams = Streams()
         self.is_warm = False
         self.memory = torch.cuda.graph_pool_handle()
         """Of all recordings that are kept: nothing of a step outlives it, and they never run at once."""
@@ -78,7 +78,7 @@ class CapturedStep:
         The kernels of small networks gain by overlapping, those of large ones get in each other's way.
         """
         seconds: dict[Beside, float] = {}
-        with self.put_back():
+        with nullcontext() if self.training.is_long else without_trials(), self.put_back():
             for beside in BESIDE:
                 what = f"batches of {len(draws.indices)}, {WORDS[beside]}"
                 here = torch.cuda.current_stream()
@@ -111,7 +111,7 @@ class CapturedStep:
     def rehearse(self, draws: Draws, turn: Turn, beside: Beside, *, until: str = PARTS[-1]) -> "Rehearsed":
         """The step, or only its beginning up to the end of a part. It trains: see ``put_back``."""
         functions = self.functions.for_batch_of(len(draws.indices))
-        way = SideBySide(self.training, functions, self.lowered, beside, self.streams, self.trials)
+        way = SideBySide(self.training, functions, self.lowered, beside, self.streams)
         step = Rehearsed(self.training, way, draws.clone(), turn, until)
         stream = self.streams.trunk
         stream.wait_stream(torch.cuda.current_stream())
@@ -119,7 +119,6 @@ class CapturedStep:
             warnings.filterwarnings("ignore", message=".*capturable=True.*")  # these steps are not captured yet
             for _ in range(1 if self.is_warm else WARM_UP_STEPS):
                 step.run()
-                self.trials.settle()
         torch.cuda.current_stream().wait_stream(stream)
         self.is_warm = True
         return step
@@ -151,10 +150,9 @@ class SideBySide(PlainWay):
         lowered: Lowered | None,
         beside: Beside,
         streams: "Streams",
-        trials: Trials,
     ) -> None:
         super().__init__(training, functions)
-        self.lowered, self.beside, self.streams, self.trials = lowered, beside, streams, trials
+        self.lowered, self.beside, self.streams = lowered, beside, streams
         self.cohort = lowered.cohort if lowered else training.cohort
         self.apart = Apart() if beside == "weights" else None
         self.fused = fused_sgd(lowered, training) if lowered else None
@@ -163,7 +161,7 @@ class SideBySide(PlainWay):
         if self.lowered and not self.fused:
             self.lowered.refresh()
         logits: dict[str, Tensor] = {}
-        with self.streams as streams, weights_apart(self.apart), trying(self.trials):
+        with self.streams as streams, weights_apart(self.apart):
             fork: Fork = nullcontext if self.beside == "nothing" else streams.fork
             fork_head: Fork = streams.fork if self.beside in ("weights", "heads") else nullcontext
             for name, network in self.functions.networks.items():

@@ -11,7 +11,7 @@ from torch import Tensor
 from codistill.data.batches import WHOLE
 from codistill.data.images import ImageSet
 from codistill.engine.peers import ALONE, Peers
-from codistill.networks.trials import without_trials
+from codistill.engine.runtime import without_trials
 
 CALIBRATION_BINS = 15
 

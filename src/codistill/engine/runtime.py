@@ -76,6 +76,20 @@ def prepared(runtime: Runtime) -> Iterator[Machine]:
         torch.set_rng_state(random_state)
 
 
+@contextmanager
+def without_trials() -> Iterator[None]:
+    """Inside, cuDNN takes the algorithms that it guesses to be best, instead of trying all: for what runs seldom.
+
+    For a shape that it met here it never tries any later.
+    """
+    cudnn = torch.backends.cudnn
+    benchmark, cudnn.benchmark = cudnn.benchmark, False
+    try:
+        yield
+    finally:
+        cudnn.benchmark = benchmark
+
+
 def _precision(asked: str, device_type: str) -> str:
     """What is asked for, or what it comes to on this device; slower than it looks only with a word about it."""
     if asked == "tf32" and device_type != "cuda":

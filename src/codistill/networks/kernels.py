@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from codistill.networks.trials import Trials, during
-
 Bounds = tuple[float | None, float | None]
 """Between what an activation keeps its values: ReLU above 0, ReLU6 also below 6."""
 
@@ -34,7 +32,6 @@ Value = TypeVar("Value")
 
 _own_kernels: ContextVar[bool] = ContextVar("own_kernels", default=False)
 _apart: ContextVar["Apart | None"] = ContextVar("apart", default=None)
-_trials: ContextVar[Trials | None] = ContextVar("trials", default=None)
 
 
 @contextmanager
@@ -54,11 +51,6 @@ def own_kernels() -> AbstractContextManager[None]:
 def weights_apart(apart: "Apart | None") -> AbstractContextManager[None]:
     """Inside, convolutions leave the gradients of their weights to it."""
     return _during(_apart, apart)
-
-
-def trying(trials: Trials | None) -> AbstractContextManager[None]:
-    """Inside, it says which convolutions the library tries all of its algorithms for."""
-    return _during(_trials, trials)
 
 
 def fit(x_BCHW: Tensor, norm: nn.BatchNorm2d, growth: int = 0) -> bool:
@@ -130,14 +122,14 @@ def dense_block(x_BCHW: Tensor, layers: Sequence[tuple[nn.BatchNorm2d, nn.Conv2d
 
 
 def convolution(x_BCHW: Tensor, conv: nn.Conv2d, *, normalised: bool) -> Tensor | None:
-    """The convolution by kernels of our own, or with its weight gradient apart or its trials chosen, where wanted.
+    """The convolution by kernels of our own, or with its weight gradient apart, where wanted.
 
     What is ``normalised`` next brings its moments, where they come cheaply.
     """
     if torch.compiler.is_compiling():  # before anything that a tracer does not understand
         return None
-    apart, trials = _apart.get(), _trials.get()
-    is_ours = _own_kernels.get() or apart is not None or trials is not None
+    apart = _apart.get()
+    is_ours = _own_kernels.get() or apart is not None
     if not is_ours or not conv.weight.requires_grad or x_BCHW.dtype is not conv.weight.dtype:
         return None
     out: Tensor
@@ -149,10 +141,10 @@ def convolution(x_BCHW: Tensor, conv: nn.Conv2d, *, normalised: bool) -> Tensor 
         if normalised:
             out.moments = moments, eps  # type: ignore[attr-defined]
         return out
-    if apart is None and trials is None:
+    if apart is None:
         return None
     shape = conv.stride, conv.padding, conv.groups
-    out = Convolution.apply(x_BCHW, conv.weight, *shape, apart, trials)  # type: ignore[no-untyped-call]
+    out = Convolution.apply(x_BCHW, conv.weight, *shape, apart)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -198,18 +190,12 @@ class Convolution(torch.autograd.Function):
         stride: tuple[int, ...],
         padding: tuple[int, ...],
         groups: int,
-        apart: "Apart | None",
-        trials: Trials | None,
+        apart: "Apart",
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.rest = stride, padding, groups
         ctx.apart = apart
-        ctx.shape, ctx.trials = (x.shape[1:], weight.shape, *ctx.rest), trials
-        with during(trials, ctx.shape):
-            out = F.conv2d(x, weight, None, stride, padding, 1, groups)
-        if trials:
-            trials.count(ctx.shape, out[0, 0].numel() * weight.numel())
-        return out
+        return F.conv2d(x, weight, None, stride, padding, 1, groups)
 
     @staticmethod
     @once_differentiable
@@ -217,12 +203,11 @@ class Convolution(torch.autograd.Function):
         x, weight = ctx.saved_tensors
 
         def gradients(*which: bool) -> tuple[Tensor, ...]:
-            with during(ctx.trials, ctx.shape):
-                return convolution_gradients(gradient, x, weight, which, *ctx.rest)
+            return convolution_gradients(gradient, x, weight, which, *ctx.rest)
 
-        of_weight = weight_gradient(ctx.apart, weight, lambda: gradients(False, True, False)[1], (x, gradient))
+        weight_gradient(ctx.apart, weight, lambda: gradients(False, True, False)[1], (x, gradient))
         inwards = gradients(True, False, False)[0] if ctx.needs_input_grad[0] else None
-        return inwards, of_weight, None, None, None, None, None
+        return inwards, None, None, None, None, None
 
 
 def convolution_gradients(
