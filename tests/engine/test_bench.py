@@ -8,10 +8,10 @@ from safetensors.torch import save_file
 
 from codistill.engine.bench import EPOCH_STEPS, Runner, bench, matmul_flops_per_s, random_data
 from codistill.engine.compiling import compiled_whole
-from codistill.engine.parts import PARTS, FunctionsBySize, PlainWay
+from codistill.engine.parts import PARTS, Functions, FunctionsBySize, PlainWay
 from codistill.engine.runtime import prepared
 from codistill.engine.step import choose_step
-from codistill.engine.training import prepare_training
+from codistill.engine.training import OnDevice, prepare_training
 from codistill.networks.build import architecture
 from codistill.networks.counting import cost
 from codistill.recipes.schema import Runtime
@@ -56,6 +56,23 @@ def test_data_smaller_than_a_batch_are_a_full_batch() -> None:
     with prepared(Runtime(device="cpu", threads=1)) as machine:
         training = prepare_training(tiny_recipe(batch_size=64), random_data(1, 8, 10, images=40), machine)
         assert FunctionsBySize(training, training.cohort).full_size == 40
+
+
+@pytest.mark.parametrize("has_kernel", [True, False])
+def test_images_are_not_compiled_where_a_kernel_makes_them(has_kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared_ones: list[object] = []
+
+    def prepare(function: object) -> object:
+        prepared_ones.append(function)
+        return function
+
+    with prepared(Runtime(device="cpu", threads=1)) as machine:
+        training = prepare_training(tiny_recipe(), random_data(1, 8, 10, images=40), machine)
+        assert not training.data.has_kernel, "on a CPU torch makes them"
+        monkeypatch.setattr(OnDevice, "has_kernel", has_kernel)
+        functions = Functions.of(training, training.cohort, prepare)
+    assert functions.batch == training.batch
+    assert (training.batch in prepared_ones) is not has_kernel
 
 
 def test_torch_is_left_as_it_was() -> None:

@@ -235,3 +235,12 @@ def test_an_evaluation_runs_every_network_once(ema: float) -> None:
     found = trainer.measure(training, 1)
     assert {"a/final", "a/stage1", "b/final", "ensemble"} <= found["test"].keys()
     assert len(ran) == len(set(ran)) == len(backbones) + len(averages)
+
+
+def test_a_training_is_long_by_its_weights_and_its_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = started(tiny_recipe(length={"epochs": 3}))
+    product = 3 * len(training.data.splits["train"]) * sum(weight.numel() for weight in training.cohort.parameters())
+    assert not training.is_long
+    for limit, is_long in {product: True, product + 1: False}.items():
+        monkeypatch.setattr("codistill.engine.training.LONG", limit)
+        assert training.is_long is is_long

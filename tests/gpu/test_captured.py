@@ -1,17 +1,19 @@
 """On a GPU the recorded step is the same training as the plain one, never waits for the device, and resumes exactly."""
 
+from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from codistill.data.load import load
 from codistill.engine import trainer
+from codistill.engine.captured import SideBySide
 from codistill.engine.runtime import prepare
 from codistill.engine.step import CapturedStep, PlainStep, choose_step
-from codistill.engine.timetable import Position, Timetable
+from codistill.engine.timetable import Position, Timetable, Turn
 from codistill.engine.training import Training, prepare_training
 from codistill.recipes.schema import AdamW, Augment, Recipe, Runtime
 from tiny import tiny_recipe
@@ -27,8 +29,8 @@ pytestmark = [
 ]
 
 NO_DROPOUT = {"a": "wrn-10-1", "b": "resnet-8"}
-LEFT_TO_TORCH = {"a": "densenet-10-12", "b": "densenet-10-12"}
-"""Whose channels our kernels do not take, so that compile=true means torch.compile."""
+DENSE = {"a": "densenet-10-12", "b": "densenet-10-12"}
+"""Whose layers share one feature map."""
 
 
 def on_gpu(**runtime: object) -> Runtime:
@@ -49,9 +51,7 @@ def take_steps(training: Training, steps: int) -> type:
     return type(step)
 
 
-@pytest.mark.parametrize(
-    ("networks", "compiled"), [(NO_DROPOUT, False), (NO_DROPOUT, True), (LEFT_TO_TORCH, True)], ids=str
-)
+@pytest.mark.parametrize(("networks", "compiled"), [(NO_DROPOUT, False), (NO_DROPOUT, True), (DENSE, True)], ids=str)
 def test_recorded_and_plain_steps_agree_over_50_steps(networks: dict[str, str], compiled: bool) -> None:
     """float32, deterministic kernels: recording changes not a bit. Streams and graphs reorder no sum."""
     recipe = tiny_recipe(networks=networks, length={"epochs": 20})
@@ -241,3 +241,19 @@ def test_bfloat16_is_autocasts_and_sees_restored_weights() -> None:
     step(draws, turn)
     for name, tensor in recorded.tensors().items():
         assert torch.equal(tensor, after[name]), name
+
+
+@pytest.mark.parametrize("is_long", [False, True])
+def test_algorithms_are_tried_for_long_trainings_only(is_long: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which takes seconds at every start."""
+    monkeypatch.setattr("codistill.engine.training.LONG", 0 if is_long else 10**15)
+    tried = set()
+    forward = SideBySide.forward
+
+    def noted(way: SideBySide, images: Tensor, turn: Turn) -> Mapping[str, Tensor]:
+        tried.add(torch.backends.cudnn.benchmark)
+        return forward(way, images, turn)
+
+    monkeypatch.setattr(SideBySide, "forward", noted)
+    take_steps(started(tiny_recipe(networks=NO_DROPOUT, runtime=on_gpu().model_dump())), 1)
+    assert tried == {is_long}

@@ -26,6 +26,13 @@ def whole_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
+@pytest.fixture(params=["the library's convolutions", "our convolutions"])
+def convolutions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    from codistill.networks import dense_kernels  # needs Triton
+
+    monkeypatch.setattr(dense_kernels, "FEW_CHANNELS", 16 if request.param == "our convolutions" else 0)
+
+
 def a_stage() -> DenseStage:
     """Two dense blocks with a transition between, channels that need padding and channels that need none."""
     torch.manual_seed(1)
@@ -61,6 +68,7 @@ def data(side: int) -> tuple[Tensor, Tensor]:
     return tuple(one.to("cuda", memory_format=torch.channels_last) for one in (x, towards))  # type: ignore[return-value]
 
 
+@pytest.mark.usefixtures("convolutions")
 @pytest.mark.parametrize("side", [32, 6])
 @pytest.mark.parametrize("apart", [False, True])
 def test_in_float32(side: int, apart: bool) -> None:
@@ -76,6 +84,7 @@ def test_in_float32(side: int, apart: bool) -> None:
     assert distance(found, truth) < TOLERANCE
 
 
+@pytest.mark.usefixtures("convolutions")
 @pytest.mark.parametrize("weights", [torch.bfloat16, torch.float32])
 def test_bfloat16_is_as_near_as_torchs(weights: torch.dtype) -> None:
     """With weights that a recorded step has, and with a plain step's, which autocast lowers."""
@@ -92,6 +101,7 @@ def test_bfloat16_is_as_near_as_torchs(weights: torch.dtype) -> None:
     assert far["ours"] < 1.5 * far["torch's"]
 
 
+@pytest.mark.usefixtures("convolutions")
 def test_the_same_bits_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)  # its gradients of weights are not otherwise
     x, towards = data(32)

@@ -9,8 +9,8 @@ import zoo
 from codistill import Cohort
 from codistill.engine.sections import runs_own_kernels
 from codistill.networks.densenet import DenseLayer, DenseStage, transition
-from codistill.networks.kernels import fit, own_kernels
-from codistill.networks.layers import Normalised, brings_kernels, conv_norm_relu
+from codistill.networks.kernels import fit, halved, own_kernels
+from codistill.networks.layers import Conv2d, Halving, Normalised, brings_kernels, conv_norm_relu
 
 ACTIVATIONS = {"none": None, "relu": nn.ReLU(inplace=True), "relu6": nn.ReLU6(inplace=True)}
 BY_HAND = {"none": lambda x: x, "relu": lambda x: x.clamp(min=0), "relu6": lambda x: x.clamp(0, 6)}
@@ -57,6 +57,31 @@ def test_a_dense_stage_is_its_layers_one_after_the_other() -> None:
     assert expected.shape == (2, 22, 3, 3)
 
 
+@pytest.mark.parametrize("network", ["resnet-20", "resnet-164", "wrn-16-2", "resnet-18"])
+def test_a_convolution_knows_whether_a_normalisation_comes_next(network: str) -> None:
+    """Moments that nobody wants are time for nothing; those that are missing take a kernel of their own."""
+    cohort = Cohort({"a": network}, 10)
+    last: list[tuple[Conv2d, torch.Tensor]] = []
+    normalised: set[Conv2d] = set()
+
+    def remember(conv: nn.Module, _: object, out: torch.Tensor) -> None:
+        if isinstance(conv, Conv2d):
+            last.append((conv, out))
+
+    def note(norm: nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
+        if isinstance(norm, Normalised):
+            normalised.update(conv for conv, out in last if out is arguments[0])
+
+    for module in cohort.modules():
+        module.register_forward_hook(remember)
+        module.register_forward_pre_hook(note)
+    with torch.no_grad():
+        cohort(torch.zeros(2, 3, 32, 32))
+    convs = [conv for conv, _ in last if conv.kernel_size == (3, 3)]
+    assert len(convs) > 10
+    assert [conv.normalised for conv in convs] == [conv in normalised for conv in convs]
+
+
 def test_others_layers_are_left_to_a_compiler() -> None:
     assert not brings_kernels(zoo.timm.create_model("resnet18"))
     assert not brings_kernels(nn.Linear(3, 4))
@@ -70,3 +95,22 @@ def test_on_a_cpu_nothing_runs_our_kernels() -> None:
         assert not fit(x, layer[0])
         expected = F.relu(F.batch_norm(x, None, None, training=True))
         torch.testing.assert_close(layer(x), expected)
+
+
+def test_halving_spreads_its_gradient_as_average_pooling_does() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 6, 4, dtype=torch.float64).to(memory_format=torch.channels_last).requires_grad_()
+    y = x.detach().clone().requires_grad_()
+    towards = torch.randn(2, 3, 3, 2, dtype=torch.float64)
+    out, expected = halved(x), F.avg_pool2d(y, 2)
+    out.backward(towards)
+    expected.backward(towards)
+    assert torch.equal(out, expected)
+    assert torch.equal(x.grad, y.grad)
+    assert x.grad.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_halving_drops_an_odd_line_as_average_pooling_does() -> None:
+    x = torch.randn(2, 3, 5, 4)
+    with own_kernels():
+        assert torch.equal(Halving()(x), F.avg_pool2d(x, 2))

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     from codistill.engine.fused_sgd import FusedSgd
 
 WARM_UP_STEPS = 3
+"""Before the first recording; one before the others, which find everything compiled, loaded and tried."""
 TIMED_REPLAYS = 5
+SPARE = 16
+"""With so many times its size free on the device, a copy of the training is kept there."""
 
 Beside = Literal["weights", "heads", "networks", "nothing"]
 """What runs side by side: networks, their heads and the gradients of their weights; or less and less of that."""
@@ -53,6 +56,7 @@ class CapturedStep:
         self.functions = FunctionsBySize(training, self.lowered.cohort if self.lowered else training.cohort)
         self.recorded: dict[int, Recording] = {}
         self.streams = Streams()
+        self.is_warm = False
         self.memory = torch.cuda.graph_pool_handle()
         """Of all recordings that are kept: nothing of a step outlives it, and they never run at once."""
 
@@ -74,7 +78,7 @@ class CapturedStep:
         The kernels of small networks gain by overlapping, those of large ones get in each other's way.
         """
         seconds: dict[Beside, float] = {}
-        with self.put_back():
+        with nullcontext() if self.training.is_long else without_trials(), self.put_back():
             for beside in BESIDE:
                 what = f"batches of {len(draws.indices)}, {WORDS[beside]}"
                 here = torch.cuda.current_stream()
@@ -88,57 +92,45 @@ class CapturedStep:
                 else:
                     log.info("%s: %.2f ms a step", what, 1e3 * seconds[beside])
             best = min(seconds, key=seconds.__getitem__, default=BESIDE[-1])
-            if not self.recorded:  # what was tried and dropped is not what training needs
-                torch.cuda.reset_peak_memory_stats()
-            return self.record(draws, turn, best, memory=self.memory)
+            rehearsed = self.rehearse(draws, turn, best)
+        if not self.recorded:  # what was tried and dropped is not what training needs
+            torch.cuda.reset_peak_memory_stats()
+        return rehearsed.recorded(self.memory)
 
     def soonest(self, draws: Draws, turn: Turn) -> "Recording":
         """Recorded without trying anything: what runs once an epoch need not be fast."""
-        with self.put_back(), without_trials():
-            return self.record(draws, turn, "networks", memory=self.memory)
+        with without_trials():
+            with self.put_back():
+                rehearsed = self.rehearse(draws, turn, "networks")
+            return rehearsed.recorded(self.memory)
 
-    def record(
-        self,
-        draws: Draws,
-        turn: Turn,
-        beside: Beside,
-        *,
-        until: str = PARTS[-1],
-        memory: "_POOL_HANDLE | None" = None,
-    ) -> "Recording":
-        """The step, or only its beginning up to the end of a part. Its warm-up trains: see ``put_back``.
+    def record(self, draws: Draws, turn: Turn, beside: Beside, *, until: str = PARTS[-1]) -> "Recording":
+        """Its memory is its own, and free again when the recording is dropped. The rehearsal trains."""
+        return self.rehearse(draws, turn, beside, until=until).recorded()
 
-        Without ``memory`` to share it has its own, which is free again when the recording is dropped.
-        """
+    def rehearse(self, draws: Draws, turn: Turn, beside: Beside, *, until: str = PARTS[-1]) -> "Rehearsed":
+        """The step, or only its beginning up to the end of a part. It trains: see ``put_back``."""
         functions = self.functions.for_batch_of(len(draws.indices))
         way = SideBySide(self.training, functions, self.lowered, beside, self.streams)
-        inputs = draws.clone()
-
-        def body() -> None:
-            for part in parts(self.training, way, inputs, turn):
-                if part == until:
-                    break
-            for cohort in (self.training.cohort, way.cohort):
-                cohort.zero_grad(set_to_none=True)
-
+        step = Rehearsed(self.training, way, draws.clone(), turn, until)
         stream = self.streams.trunk
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*capturable=True.*")  # these steps are not captured yet
-            for _ in range(WARM_UP_STEPS):
-                body()
+            for _ in range(1 if self.is_warm else WARM_UP_STEPS):
+                step.run()
         torch.cuda.current_stream().wait_stream(stream)
-        torch.cuda.empty_cache()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=memory, stream=stream):
-            body()
-        way.finish_recording()
-        return Recording(graph, inputs, way)
+        self.is_warm = True
+        return step
 
     @contextmanager
     def put_back(self) -> Iterator[None]:
-        """What runs inside trains; afterwards all is as it was. Kept in the CPU's memory: the device's is short."""
-        before = {name: tensor.to("cpu", copy=True) for name, tensor in self.training.tensors().items()}
+        """What runs inside trains; afterwards all is as it was."""
+        tensors = self.training.tensors()
+        free, _ = torch.cuda.mem_get_info()
+        is_roomy = free > SPARE * sum(tensor.nbytes for tensor in tensors.values())
+        where = self.training.machine.device if is_roomy else "cpu"
+        before = {name: tensor.to(where, copy=True) for name, tensor in tensors.items()}
         yield
         self.training.restore(before)
         if self.lowered:
@@ -152,7 +144,12 @@ class SideBySide(PlainWay):
     """
 
     def __init__(
-        self, training: Training, functions: Functions, lowered: Lowered | None, beside: Beside, streams: "Streams"
+        self,
+        training: Training,
+        functions: Functions,
+        lowered: Lowered | None,
+        beside: Beside,
+        streams: "Streams",
     ) -> None:
         super().__init__(training, functions)
         self.lowered, self.beside, self.streams = lowered, beside, streams
@@ -187,6 +184,34 @@ class SideBySide(PlainWay):
     def finish_recording(self) -> None:
         if self.fused and self.fused.addresses:
             self.fused.recorded()
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """A step that ran once, so that nothing is left to prepare while it is recorded."""
+
+    training: Training
+    way: SideBySide
+    inputs: Draws
+    turn: Turn
+    until: str
+    """The part with which it ends."""
+
+    def run(self) -> None:
+        for part in parts(self.training, self.way, self.inputs, self.turn):
+            if part == self.until:
+                break
+        for cohort in (self.training.cohort, self.way.cohort):
+            cohort.zero_grad(set_to_none=True)
+
+    def recorded(self, memory: "_POOL_HANDLE | None" = None) -> "Recording":
+        """In ``memory`` that recordings share, or in its own."""
+        torch.cuda.empty_cache()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=memory, stream=self.way.streams.trunk):
+            self.run()
+        self.way.finish_recording()
+        return Recording(graph, self.inputs, self.way)
 
 
 @dataclass(frozen=True)

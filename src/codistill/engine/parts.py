@@ -43,7 +43,8 @@ class Functions:
             return loss.total
 
         networks = {name: arranged(member, prepare) for name, member in cohort.members.items()}
-        return cls(prepare(training.batch), networks, judge)
+        batch = training.batch if training.data.has_kernel else prepare(training.batch)
+        return cls(batch, networks, judge)
 
 
 class FunctionsBySize:

@@ -78,7 +78,10 @@ def prepared(runtime: Runtime) -> Iterator[Machine]:
 
 @contextmanager
 def without_trials() -> Iterator[None]:
-    """Inside, cuDNN takes the algorithms that it guesses to be best, instead of trying all: for what runs seldom."""
+    """Inside, cuDNN takes the algorithms that it guesses to be best, instead of trying all: for what runs seldom.
+
+    For a shape that it met here it never tries any later.
+    """
     cudnn = torch.backends.cudnn
     benchmark, cudnn.benchmark = cudnn.benchmark, False
     try:

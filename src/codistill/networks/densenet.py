@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from codistill.networks import kernels
-from codistill.networks.layers import BatchNorm2d, Conv2d, norm_relu
+from codistill.networks.layers import BatchNorm2d, Conv2d, Halving, norm_relu
 from codistill.networks.tables import PreActivatedArchitecture, Row, blocks_per_stage, half
 
 
@@ -55,7 +55,7 @@ def together(layers: Sequence[nn.Module], x_BCHW: Tensor) -> Tensor:
 
 
 def transition(channels: int) -> nn.Module:
-    return nn.Sequential(norm_relu(channels), Conv2d(channels, channels, 1), nn.AvgPool2d(2))
+    return nn.Sequential(norm_relu(channels), Conv2d(channels, channels, 1), Halving())
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,17 @@ TENSOR_CORE_CHANNELS = 8
 
 
 class Conv2d(nn.Conv2d):
-    """A convolution without bias that keeps the size at stride 1 and starts from He's normal distribution."""
+    """A convolution without bias that keeps the size at stride 1 and starts from He's normal distribution.
 
-    def __init__(self, in_channels: int, out_channels: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
+    ``normalised`` says that a normalisation comes next: small ones then bring what it needs on a GPU.
+    """
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel: int, stride: int = 1, groups: int = 1, *,
+        normalised: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(in_channels, out_channels, kernel, stride, kernel // 2, groups=groups, bias=False)
+        self.normalised = normalised
 
     def reset_parameters(self) -> None:
         nn.init.kaiming_normal_(self.weight, mode="fan_out", nonlinearity="relu")
@@ -30,9 +37,21 @@ class Conv2d(nn.Conv2d):
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         if self.fits or not (self.weight.is_cuda and self.weight.dtype is torch.bfloat16):
-            apart = kernels.convolution(x_BCHW, self)
-            return super().forward(x_BCHW) if apart is None else apart
+            out = kernels.convolution(x_BCHW, self, normalised=self.normalised)
+            return super().forward(x_BCHW) if out is None else out
         return padded_convolution(x_BCHW, self.weight, self.stride, self.padding)
+
+
+class Halving(nn.AvgPool2d):
+    """Averages of 2×2 pixels."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        if kernels.wanted(x_BCHW, self) and all(side % 2 == 0 for side in x_BCHW.shape[2:]):
+            return kernels.halved(x_BCHW)
+        return super().forward(x_BCHW)
 
 
 def padded_convolution(
@@ -93,7 +112,8 @@ def norm_relu(channels: int) -> Normalised:
 
 
 def conv_norm_relu(in_channels: int, out_channels: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
-    return nn.Sequential(Conv2d(in_channels, out_channels, kernel, stride, groups), norm_relu(out_channels))
+    conv = Conv2d(in_channels, out_channels, kernel, stride, groups, normalised=True)
+    return nn.Sequential(conv, norm_relu(out_channels))
 
 
 def brings_kernels(module: nn.Module) -> bool:

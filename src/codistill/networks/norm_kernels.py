@@ -44,9 +44,7 @@ def statistics(
         shifted = first_total / rows
         variance = second_total / rows - shifted * shifted
         variance = tl.where(variance < 0.0, 0.0, variance)
-        tl.store(moments + channels, shifted + shift, mask=there)
-        tl.store(moments + total + channels, tl.rsqrt(variance + eps), mask=there)
-        tl.store(moments + 2 * total + channels, variance, mask=there)
+        keep_moments(moments, total, channels, there, shifted + shift, variance, eps)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -165,6 +163,13 @@ def affine(moments, weight, bias, channels, there, width):
 
 
 @triton.jit
+def keep_moments(moments, total, channels, there, mean, variance, eps):
+    tl.store(moments + channels, mean, mask=there)
+    tl.store(moments + total + channels, tl.rsqrt(variance + eps), mask=there)
+    tl.store(moments + 2 * total + channels, variance, mask=there)
+
+
+@triton.jit
 def let_through(gradient, activated, LOW: tl.constexpr, HIGH: tl.constexpr):
     if LOW is not None:
         gradient = tl.where(activated <= LOW, 0.0, gradient)
@@ -185,6 +190,12 @@ def is_last(parts, tickets, first, second, channels, there, width):
     own = parts + tl.program_id(1) * 2 * width + channels
     tl.store(own, first, mask=there)
     tl.store(own + width, second, mask=there)
+    return has_last_ticket(tickets)
+
+
+@triton.jit
+def has_last_ticket(tickets):
+    """Whether all other programs of this column have stored theirs."""
     tl.debug_barrier()  # all of this program has stored, before it takes its ticket
     ticket = tickets + tl.program_id(0)
     last = tl.atomic_add(ticket, 1, sem="acq_rel") == tl.num_programs(1) - 1

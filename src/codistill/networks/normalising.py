@@ -118,13 +118,14 @@ class Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         out = torch.empty_like(x)
-        moments = moments_of(x, eps, added=y.contiguous(memory_format=torch.channels_last), out=out)
+        moments = moments_of(x, eps, added=channels_last(y), out=out)
         ctx.mark_non_differentiable(moments)
+        ctx.set_materialize_grads(False)  # the moments', which a kernel would fill with zeros
         return out, moments
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor, _: None) -> tuple[Tensor, Tensor, None]:
         return gradient, gradient, None
 
 
@@ -146,7 +147,7 @@ class NormActivate(torch.autograd.Function):
         if moments is None:
             moments = moments_of(x, eps)
         if shortcut is not None:
-            shortcut = shortcut.contiguous(memory_format=torch.channels_last)
+            shortcut = channels_last(shortcut)
         out = torch.empty_like(x)
         activate[shape.over_tiles()](
             x, pitch, shortcut, moments, width, weight, bias, running_mean, running_var, momentum, out, pitch,
@@ -165,7 +166,7 @@ class NormActivate(torch.autograd.Function):
         x, out, moments, weight, bias = ctx.saved_tensors
         shape = Shape.of(x)
         width, pitch = shape.channels, shape.channels // shape.unit
-        gradient, another, beside = (_channels_last(one) for one in (gradient, another, beside))
+        gradient, another, beside = (None if one is None else channels_last(one) for one in (gradient, another, beside))
         if gradient is None:
             gradient, another = another, None
         passed = None if out is None and another is None else torch.empty_like(x)
@@ -184,5 +185,5 @@ class NormActivate(torch.autograd.Function):
         return leaving, None, None if out is None else passed, sums[1], sums[0], None, None, None, None, None
 
 
-def _channels_last(gradient: Tensor | None) -> Tensor | None:
-    return None if gradient is None else gradient.contiguous(memory_format=torch.channels_last)
+def channels_last(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last)

@@ -47,7 +47,7 @@ class PreActivationResNet(PreActivatedArchitecture):
         branch = nn.Sequential(
             Conv2d(in_channels, middle, 1),
             norm_relu(middle),
-            Conv2d(middle, middle, 3, stride),
+            Conv2d(middle, middle, 3, stride, normalised=True),
             norm_relu(middle),
             Conv2d(middle, row.channels, 1),
         )
@@ -82,7 +82,7 @@ class WideResNet(PreActivatedArchitecture):
 
     def block(self, in_channels: int, row: Row, stride: int) -> nn.Module:
         branch = nn.Sequential(
-            Conv2d(in_channels, row.channels, 3, stride),
+            Conv2d(in_channels, row.channels, 3, stride, normalised=True),
             norm_relu(row.channels),
             *([nn.Dropout(self.dropout)] if self.dropout else []),
             Conv2d(row.channels, row.channels, 3),

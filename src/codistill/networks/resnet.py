@@ -50,7 +50,10 @@ def projected_shortcut(in_channels: int, out_channels: int, stride: int) -> nn.M
 
 
 def basic_branch(in_channels: int, out_channels: int, stride: int) -> nn.Module:
-    return nn.Sequential(conv_norm_relu(in_channels, out_channels, 3, stride), Conv2d(out_channels, out_channels, 3))
+    return nn.Sequential(
+        conv_norm_relu(in_channels, out_channels, 3, stride),
+        Conv2d(out_channels, out_channels, 3, normalised=True),
+    )
 
 
 def bottleneck_branch(in_channels: int, out_channels: int, stride: int) -> nn.Module:
