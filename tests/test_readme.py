@@ -45,3 +45,13 @@ def test_links_lead_somewhere() -> None:
     assert len(links) > 10
     for page, link in links:
         assert (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
+def test_how_many_times_as_fast_is_what_was_measured() -> None:
+    """Of several measurements of a pair the lowest."""
+    table = (ROOT / "benchmarks" / "RESULTS.md").read_text()
+    said = re.findall(r"([\d.]+) \(([\w-]+)\)", (ROOT / "README.md").read_text())
+    assert len(said) == 4
+    for times, twins in said:
+        ratios = re.findall(rf"^\| {twins}\b[^|]*\|[^|]+\|[^|]+\| ([\d.]+) \|", table, re.MULTILINE)
+        assert f"{min(map(float, ratios)):.1f}" == times, twins
