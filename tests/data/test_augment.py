@@ -172,7 +172,7 @@ def test_zero_padding_may_be_wider_than_the_image_and_reflection_may_not() -> No
     np.testing.assert_array_equal(found.round().numpy(), padded)
     reflect = AugmentSettings(pad=9, padding="reflect")
     with pytest.raises(ValueError, match="pad=9 with padding=reflect needs images larger than 9 pixels, not 12×9"):
-        augment(batch_of(draws), whole_batch(reflect), reflect, *UNIT)
+        reflect.cropped((12, 9))
 
 
 def test_padding_is_black_and_not_the_mean() -> None:

@@ -116,6 +116,19 @@ def test_the_moments_are_those_of_what_was_written(shape: tuple[int, ...], dtype
         torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
 
 
+def test_gradients_in_another_order_and_for_the_weight_alone(launches: dict[str, int]) -> None:
+    """As pooling's come, which lie pixel after pixel of a channel, or all in one number; and as a first layer's."""
+    x, towards = images(3, 16, 7, 5), images(3, 32, 7, 5, seed=3)
+    layer = a_layer(16, 32)
+    for gradient in (towards.contiguous(), towards[:1, :1, :1, :1].expand_as(towards)):
+        layer.zero_grad()
+        with own_kernels():
+            layer(x).backward(gradient)
+        truth = torch.nn.grad.conv2d_weight(x.double(), layer.weight.shape, gradient.double(), padding=1)
+        assert torch.dist(layer.weight.grad.double(), truth) <= 1e-5 * truth.norm()
+    assert launches == {"ours": 2, "with moments": 2, "moments alone": 0}, "none backward: nobody asks for x's gradient"
+
+
 @pytest.mark.parametrize("batch", [64, 120])
 def test_a_large_mean_is_no_loss_of_digits(batch: int) -> None:
     layer = a_layer(16, 16)
@@ -225,6 +238,8 @@ def test_ours_are_for_training_and_where_they_are_wanted(
     with own_kernels():
         layer.eval()(x)
         layer.train()(x.contiguous())
+        layer.requires_grad_(False)(x)
+        layer.requires_grad_(True)(x[:0])
         with torch.autocast(DEVICE, torch.bfloat16):
             layer(x)
         with monkeypatch.context() as patched:

@@ -9,7 +9,7 @@ import zoo
 from codistill import Cohort
 from codistill.engine.sections import runs_own_kernels
 from codistill.networks.densenet import DenseLayer, DenseStage, transition
-from codistill.networks.kernels import fit, halved, own_kernels
+from codistill.networks.kernels import fit, halved, is_small, own_kernels
 from codistill.networks.layers import Conv2d, Halving, Normalised, brings_kernels, conv_norm_relu
 
 ACTIVATIONS = {"none": None, "relu": nn.ReLU(inplace=True), "relu6": nn.ReLU6(inplace=True)}
@@ -110,7 +110,39 @@ def test_halving_spreads_its_gradient_as_average_pooling_does() -> None:
     assert x.grad.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_halving_drops_an_odd_line_as_average_pooling_does() -> None:
-    x = torch.randn(2, 3, 5, 4)
-    with own_kernels():
-        assert torch.equal(Halving()(x), F.avg_pool2d(x, 2))
+@pytest.mark.parametrize(("size", "is_ours"), [((6, 4), True), ((5, 4), False), ((6, 3), False)])
+def test_halving_leaves_odd_lines_to_torch(
+    size: tuple[int, int], is_ours: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which drops them; where a gradient is copied to four, it would have too few."""
+    monkeypatch.setattr("codistill.networks.kernels.wanted", lambda *_: True)  # as on a GPU
+    x = torch.randn(2, 3, *size, requires_grad=True)
+    y = x.detach().clone().requires_grad_()
+    out, expected = Halving()(x), F.avg_pool2d(y, 2)
+    assert ("Halved" in out.grad_fn.name()) is is_ours
+    out.square().sum().backward()
+    expected.square().sum().backward()
+    assert torch.equal(out, expected)
+    assert torch.equal(x.grad, y.grad)
+
+
+@pytest.mark.parametrize(
+    ("images", "channels", "options", "expected"),
+    [
+        (64, 16, {}, True),
+        (0, 16, {}, False),  # the share of a short batch that a process may have
+        (64, 24, {}, False),
+        (64, 80, {}, False),
+        (4096, 16, {}, False),
+        (64, 16, {"stride": 2}, False),
+        (64, 16, {"kernel": 1}, False),
+        (64, 16, {"groups": 16}, False),
+    ],
+)
+def test_small_convolutions_are_ours(
+    images: int, channels: int, options: dict[str, int], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("codistill.networks.kernels.wanted", lambda *_: True)  # as on a GPU
+    with torch.device("meta"):
+        layer = Conv2d(channels, channels, **{"kernel": 3, **options}).to(memory_format=torch.channels_last)
+        assert is_small(torch.empty(images, channels, 32, 32, dtype=torch.bfloat16), layer) is expected

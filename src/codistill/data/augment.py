@@ -48,10 +48,7 @@ def crop_and_flip(
 ) -> Tensor:
     """Pad, crop at ``crops_B2``, then mirror where ``flips_B``: all in one gather."""
     batch, channels, height, width = pixels_BCHW.shape
-    pad, padding = settings.pad, settings.padding
-    if padding == "reflect" and pad >= min(height, width):
-        raise ValueError(f"pad={pad} with padding=reflect needs images larger than {pad} pixels, not {height}×{width}")
-    device = pixels_BCHW.device
+    pad, device = settings.pad, pixels_BCHW.device
     cropped_height, cropped_width = settings.cropped((height, width))
     rows_BH = torch.arange(cropped_height, device=device).expand(batch, cropped_height)
     columns_BW = torch.arange(cropped_width, device=device).expand(batch, cropped_width)
@@ -63,7 +60,7 @@ def crop_and_flip(
     sources_BHW = row_sources[:, :, None] * width + column_sources[:, None, :]
     sources_BCP = sources_BHW.flatten(1)[:, None].expand(batch, channels, cropped_height * cropped_width)
     cropped = pixels_BCHW.flatten(2).gather(2, sources_BCP).view(batch, channels, cropped_height, cropped_width)
-    if padding == "reflect":
+    if settings.padding == "reflect":
         return cropped
     # Where reflecting moved a coordinate, it pointed into the padding.
     is_image_BHW = (row_sources == rows_BH)[:, :, None] & (column_sources == columns_BW)[:, None, :]

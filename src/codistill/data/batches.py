@@ -54,11 +54,18 @@ class AugmentSettings:
             raise ValueError("mixup and cutmix are both on; set one of them to 0")
 
     def cropped(self, image_size: tuple[int, int]) -> tuple[int, int]:
-        """The size of what networks see of images of this size, at test too: so padding must not have to fill it up."""
+        """The size of what networks see of images of this size, at test too: so padding must not have to fill it up.
+
+        Whoever makes images asks first, so this refuses what would not fit them.
+        """
+        pad, (height, width) = self.pad, image_size
+        if self.padding == "reflect" and pad >= min(image_size):
+            raise ValueError(
+                f"pad={pad} with padding=reflect needs images larger than {pad} pixels, not {height}×{width}"
+            )
         if self.crop is None:
             return image_size
         if self.crop > min(image_size):
-            height, width = image_size
             raise ValueError(f"crop={self.crop} is larger than images of {height}×{width}; lower it")
         return self.crop, self.crop
 

@@ -54,7 +54,7 @@ class CapturedStep:
         self.training, self.path = training, path
         self.lowered = Lowered(training.cohort) if training.machine.precision == "bf16" else None
         self.functions = FunctionsBySize(training, self.lowered.cohort if self.lowered else training.cohort)
-        self.recorded: dict[int, Recording] = {}
+        self.recordings: dict[int, Recording] = {}
         self.streams = Streams()
         self.is_warm = False
         self.memory = torch.cuda.graph_pool_handle()
@@ -62,10 +62,10 @@ class CapturedStep:
 
     def __call__(self, draws: Draws, turn: Turn) -> None:
         size = len(draws.indices)
-        if size not in self.recorded:
+        if size not in self.recordings:
             is_full = size == self.functions.full_size
-            self.recorded[size] = self.fastest(draws, turn) if is_full else self.soonest(draws, turn)
-        recording = self.recorded[size]
+            self.recordings[size] = self.fastest(draws, turn) if is_full else self.soonest(draws, turn)
+        recording = self.recordings[size]
         recording.inputs.copy_(draws)
         if self.lowered:
             self.lowered.refresh_if_changed()
@@ -73,29 +73,36 @@ class CapturedStep:
         recording.graph.replay()
 
     def fastest(self, draws: Draws, turn: Turn) -> "Recording":
-        """Recorded with as much side by side as can be, and with less: whichever replays fastest here.
+        """Recorded with what was tried and replays fastest here; the library's algorithms are tried in long trainings.
+
+        Recorded only when the training is put back: its copy takes memory.
+        """
+        with nullcontext() if self.training.is_long else without_trials():
+            with self.put_back():
+                rehearsed = self.rehearse(draws, turn, self.best_beside(draws, turn))
+            if not self.recordings:  # what was tried and dropped is not what training needs
+                torch.cuda.reset_peak_memory_stats()
+            return rehearsed.recorded(self.memory)
+
+    def best_beside(self, draws: Draws, turn: Turn) -> Beside:
+        """Of as much side by side as can be, and less. Trying trains: see ``put_back``.
 
         The kernels of small networks gain by overlapping, those of large ones get in each other's way.
         """
         seconds: dict[Beside, float] = {}
-        with nullcontext() if self.training.is_long else without_trials(), self.put_back():
-            for beside in BESIDE:
-                what = f"batches of {len(draws.indices)}, {WORDS[beside]}"
-                here = torch.cuda.current_stream()
-                try:
-                    seconds[beside] = self.record(draws, turn, beside).seconds()
-                except RuntimeError as error:
-                    if not lacks_memory(error):
-                        raise
-                    torch.cuda.set_stream(here)
-                    log.info("%s: not enough memory", what)
-                else:
-                    log.info("%s: %.2f ms a step", what, 1e3 * seconds[beside])
-            best = min(seconds, key=seconds.__getitem__, default=BESIDE[-1])
-            rehearsed = self.rehearse(draws, turn, best)
-        if not self.recorded:  # what was tried and dropped is not what training needs
-            torch.cuda.reset_peak_memory_stats()
-        return rehearsed.recorded(self.memory)
+        for beside in BESIDE:
+            what = f"batches of {len(draws.indices)}, {WORDS[beside]}"
+            here = torch.cuda.current_stream()
+            try:
+                seconds[beside] = self.record(draws, turn, beside).seconds()
+            except RuntimeError as error:
+                if not lacks_memory(error):
+                    raise
+                torch.cuda.set_stream(here)
+                log.info("%s: not enough memory", what)
+            else:
+                log.info("%s: %.2f ms a step", what, 1e3 * seconds[beside])
+        return min(seconds, key=seconds.__getitem__, default=BESIDE[-1])
 
     def soonest(self, draws: Draws, turn: Turn) -> "Recording":
         """Recorded without trying anything: what runs once an epoch need not be fast."""
@@ -144,12 +151,7 @@ class SideBySide(PlainWay):
     """
 
     def __init__(
-        self,
-        training: Training,
-        functions: Functions,
-        lowered: Lowered | None,
-        beside: Beside,
-        streams: "Streams",
+        self, training: Training, functions: Functions, lowered: Lowered | None, beside: Beside, streams: "Streams"
     ) -> None:
         super().__init__(training, functions)
         self.lowered, self.beside, self.streams = lowered, beside, streams
@@ -188,7 +190,7 @@ class SideBySide(PlainWay):
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """A step that ran once, so that nothing is left to prepare while it is recorded."""
+    """A step that ran, so that nothing is left to prepare while it is recorded."""
 
     training: Training
     way: SideBySide

@@ -58,7 +58,7 @@ def convolve(
             before += own
     if moments is not None:  # noqa: SIM102 - the second is not for the compiler to see where there is no room
         if is_last(parts, tickets, mean, spread, channels, there, COUT):
-            mean, variance = together(parts, channels, there, rows, COUT, BM, BN)
+            mean, variance = moments_of_all(parts, channels, there, rows, COUT, BM, BN)
             keep_moments(moments, total, channels, there, mean, variance, eps)
 
 
@@ -76,7 +76,7 @@ def products(
     column, line = pixel % across, pixel // across % height
     some = tl.arange(0, BK)
     pieces = (width + BK - 1) // BK
-    total = tl.zeros((BM, BN), tl.float32)
+    value = tl.zeros((BM, BN), tl.float32)
     for step in tl.range(0, 9 * pieces, num_stages=STAGES):
         tap = step // pieces
         source = step % pieces * BK + some
@@ -93,8 +93,8 @@ def products(
         else:
             at = channels[None, :] * (9 * width) + tap * width + source[:, None]
         b = tl.load(weight + at, mask=wanted, other=0.0)
-        total = tl.dot(a, b, total, input_precision=PRECISION)
-    return total
+        value = tl.dot(a, b, value, input_precision=PRECISION)
+    return value
 
 
 @triton.jit
@@ -103,7 +103,7 @@ def is_inside(place, size):
 
 
 @triton.jit
-def together(parts, channels, there, rows, width, BM: tl.constexpr, BN: tl.constexpr):
+def moments_of_all(parts, channels, there, rows, width, BM: tl.constexpr, BN: tl.constexpr):
     """Mean and variance from those of the programs, each weighted by its rows. Sums are of differences to the first."""
     programs = tl.num_programs(1)
     tiles = tl.cdiv(rows, BM)
@@ -135,7 +135,7 @@ def weight_sums(
     first = tl.program_id(0) * TAPS
     down, right = first // 3 - 1, first % 3 - 1
     source, channels = tl.arange(0, BI), tl.arange(0, BO)
-    total = tl.zeros((BI, BO), tl.float32)
+    piece = tl.zeros((BI, BO), tl.float32)
     for start in tl.range(tl.program_id(1) * BM, rows, tl.num_programs(1) * BM, num_stages=STAGES):
         pixel = start + tl.arange(0, BM)
         at, here = tile(start, rows, COUT, channels, COUT, BM)
@@ -145,8 +145,8 @@ def weight_sums(
         here = fits[None, :] & is_inside(column, across) & (source < TAPS * CIN)[:, None]
         neighbour = (pixel + down * across + right) * CIN
         value = tl.load(x + neighbour[None, :] + source[:, None], mask=here, other=0.0)
-        total = tl.dot(value, arriving, total, input_precision=PRECISION)
-    if is_last_piece(parts, tickets, total, BI, BO):
+        piece = tl.dot(value, arriving, piece, input_precision=PRECISION)
+    if is_last_piece(parts, tickets, piece, BI, BO):
         number, sums = sum_of_pieces(parts, BI, BO, BP)
         there = (number // BO < TAPS * CIN) & (number % BO < COUT)
         tl.store(out + number % BO * (9 * CIN) + first * CIN + number // BO, sums, mask=there)
@@ -165,7 +165,7 @@ def weight_sums_of_few(
     down = tl.program_id(0) % 3 - 1
     source, aside = tl.program_id(0) // 3 * BI + tl.arange(0, BI), tl.arange(0, BO)
     right = 1 - aside // GRADIENTS
-    total = tl.zeros((BI, BO), tl.float32)
+    piece = tl.zeros((BI, BO), tl.float32)
     for start in tl.range(tl.program_id(1) * BM, rows, tl.num_programs(1) * BM, num_stages=STAGES):
         pixel = start + tl.arange(0, BM)
         here = (pixel < rows)[None, :] & (source < pitch * UNIT)[:, None]
@@ -175,8 +175,8 @@ def weight_sums_of_few(
         here = fits[:, None] & is_inside(column, across) & (aside < 3 * GRADIENTS)[None, :]
         first = (pixel - down * across - 1) * GRADIENTS
         arriving = tl.load(gradient + first[:, None] + aside[None, :], mask=here, other=0.0)
-        total = tl.dot(value, arriving, total, input_precision=PRECISION)
-    if is_last_piece(parts, tickets, total, BI, BO):
+        piece = tl.dot(value, arriving, piece, input_precision=PRECISION)
+    if is_last_piece(parts, tickets, piece, BI, BO):
         number, sums = sum_of_pieces(parts, BI, BO, BP)
         channel, place = tl.program_id(0) // 3 * BI + number // BO, number % BO
         tap = (down + 1) * 3 + 2 - place // GRADIENTS
@@ -223,7 +223,7 @@ def products_of_few(
     column = (pixel % across)[:, None] - right[None, :]
     inside = (pixel < rows)[:, None] & is_inside(column, across) & (aside < 3 * GRADIENTS)[None, :]
     wanted = (aside < 3 * GRADIENTS)[:, None] & (channels < width)[None, :]
-    total = tl.zeros((BM, BN), tl.float32)
+    value = tl.zeros((BM, BN), tl.float32)
     for line in tl.range(0, 3, num_stages=STAGES):
         down = line - 1
         here = inside & is_inside(pixel // across % height - down, height)[:, None]
@@ -231,15 +231,15 @@ def products_of_few(
         a = tl.load(gradient + first[:, None] + aside[None, :], mask=here, other=0.0)
         at = (aside % GRADIENTS * 9 + line * 3 + 1 + right) * width
         b = tl.load(weight + at[:, None] + channels[None, :], mask=wanted, other=0.0)
-        total = tl.dot(a, b, total, input_precision=PRECISION)
-    return total
+        value = tl.dot(a, b, value, input_precision=PRECISION)
+    return value
 
 
 @triton.jit
-def is_last_piece(parts, tickets, total, BI: tl.constexpr, BO: tl.constexpr):
+def is_last_piece(parts, tickets, piece, BI: tl.constexpr, BO: tl.constexpr):
     """Store the sums over own pixels; whether everybody else of this column has."""
     own = parts + (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)) * (BI * BO)
-    tl.store(own + tl.arange(0, BI)[:, None] * BO + tl.arange(0, BO)[None, :], total)
+    tl.store(own + tl.arange(0, BI)[:, None] * BO + tl.arange(0, BO)[None, :], piece)
     return has_last_ticket(tickets)
 
 

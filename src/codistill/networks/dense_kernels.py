@@ -1,8 +1,9 @@
 """Dense layers without concatenation: all of them write into one feature map and read the channels before their own.
 
 A channel's mean and deviation are the same for every layer that reads it, so they are computed once, when it is
-written. Per layer that is four kernels forward and six backward. Convolutions get channels of zeros up to what tensor
-cores like. Needs Triton, which comes with torch for CUDA.
+written. Per layer that is three kernels forward and four backward; four and six where it writes so many channels that
+its convolution is the library's. Weights get channels of zeros up to what tensor cores like. Needs Triton, which comes
+with torch for CUDA.
 """
 
 import math

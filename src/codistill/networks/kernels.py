@@ -129,8 +129,9 @@ def convolution(x_BCHW: Tensor, conv: nn.Conv2d, *, normalised: bool) -> Tensor 
     if torch.compiler.is_compiling():  # before anything that a tracer does not understand
         return None
     apart = _apart.get()
-    is_ours = _own_kernels.get() or apart is not None
-    if not is_ours or not conv.weight.requires_grad or x_BCHW.dtype is not conv.weight.dtype:
+    if apart is None and not _own_kernels.get():
+        return None
+    if not conv.weight.requires_grad or x_BCHW.dtype is not conv.weight.dtype:
         return None
     out: Tensor
     if is_small(x_BCHW, conv):
@@ -162,7 +163,7 @@ def is_small(x_BCHW: Tensor, conv: nn.Conv2d) -> bool:
         and (conv.kernel_size, conv.stride, conv.padding, conv.groups) == ((3, 3), (1, 1), (1, 1), 1)
         and channels % SMALL_UNIT == out_channels % SMALL_UNIT == 0
         and max(channels, out_channels) <= SMALL_CHANNELS
-        and x_BCHW.numel() * out_channels <= SMALL_WORK
+        and 0 < x_BCHW.numel() * out_channels <= SMALL_WORK  # without images no program would write the sums
         and conv.weight.is_contiguous(memory_format=torch.channels_last)
         and not (x_BCHW.dtype is torch.float32 and torch.is_autocast_enabled(x_BCHW.device.type))
     )
