@@ -49,7 +49,7 @@ def main() -> None:
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |", flush=True)
     first = None
     for name, setting in settings(recipe, options.methods, options.networks, options.batches):
-        measured = bench(setting, channels, side, seen.classes, options.steps)
+        measured = bench(setting, channels, side, seen.classes, options.steps, images=seen.images)
         seconds = setting.batch_size / measured.images_per_s
         flops = setting.batch_size * measured.flops_per_image
         first = first or (seconds, flops)

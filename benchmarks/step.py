@@ -29,7 +29,7 @@ FAST = ("runtime.device=cuda", "runtime.precision=bf16", "runtime.compile=true")
 def compare(recipe: Recipe, steps: int, *, with_reference: bool) -> dict[str, object]:
     seen = sizes(recipe) or IMAGENET
     channels, side, _ = seen.shape
-    ours = bench(recipe, channels, side, seen.classes, steps)
+    ours = bench(recipe, channels, side, seen.classes, steps, images=seen.images)
     row = {"recipe": recipe.name, "method": recipe.method, **asdict(ours), "share_of_matmul": ours.share_of_matmul}
     if with_reference:
         if torch.cuda.is_available():

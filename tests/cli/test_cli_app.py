@@ -158,6 +158,20 @@ def test_what_torch_refuses_is_one_line(codistill: Codistill, monkeypatch: pytes
     assert isinstance(codistill("bench", "quickstart").exception, RuntimeError)
 
 
+def test_bench_measures_a_training_as_long_as_the_recipes(
+    codistill: Codistill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, object] = {}
+
+    def remember(*_: object, **named: object) -> None:
+        seen.update(named)
+        raise RuntimeError("enough")
+
+    monkeypatch.setattr("codistill.engine.bench.bench", remember)
+    codistill("bench", "cifar100/wrn-28-4-twins")
+    assert seen == {"images": 50_000}
+
+
 def test_too_little_memory_for_bench_is_answered_with_what_to_try(
     codistill: Codistill, monkeypatch: pytest.MonkeyPatch
 ) -> None:

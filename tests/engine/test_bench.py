@@ -1,11 +1,15 @@
 """The benchmark counts what it says it counts; how fast anything is, is not for a test."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from codistill.data.batches import AugmentSettings
+from codistill.data.images import Images
 from codistill.engine.bench import EPOCH_STEPS, Runner, bench, matmul_flops_per_s, random_data
 from codistill.engine.compiling import compiled_whole
 from codistill.engine.parts import PARTS, Functions, FunctionsBySize, PlainWay
@@ -59,7 +63,7 @@ def test_data_smaller_than_a_batch_are_a_full_batch() -> None:
 
 
 @pytest.mark.parametrize("has_kernel", [True, False])
-def test_images_are_not_compiled_where_a_kernel_makes_them(has_kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_not_compiled_where_a_kernel_makes_them(has_kernel: bool) -> None:
     prepared_ones: list[object] = []
 
     def prepare(function: object) -> object:
@@ -68,11 +72,42 @@ def test_images_are_not_compiled_where_a_kernel_makes_them(has_kernel: bool, mon
 
     with prepared(Runtime(device="cpu", threads=1)) as machine:
         training = prepare_training(tiny_recipe(), random_data(1, 8, 10, images=40), machine)
-        assert not training.data.has_kernel, "on a CPU torch makes them"
-        monkeypatch.setattr(OnDevice, "has_kernel", has_kernel)
+        training = replace(training, data=replace(training.data, has_kernel=has_kernel))
         functions = Functions.of(training, training.cohort, prepare)
     assert functions.batch == training.batch
     assert (training.batch in prepared_ones) is not has_kernel
+
+
+@pytest.mark.parametrize(
+    ("device", "compiled", "augmentation", "has_kernel"),
+    [
+        ("cuda", True, {}, True),
+        ("cuda", False, {}, False),
+        ("cpu", True, {}, False),
+        ("cuda", True, {"mixup": 0.2}, False),
+        ("cuda", True, {"cutmix": 0.2}, False),
+        ("cuda", True, {"randaugment": 9}, False),
+        ("cuda", True, {"random_resized_crop": 0.5, "pad": 0}, False),
+    ],
+)
+def test_where_a_kernel_makes_images(
+    device: str, compiled: bool, augmentation: dict[str, Any], has_kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only where networks have kernels: compile=false is without Triton, the way out where that does not run."""
+    data = random_data(1, 8, 10, images=4)
+    monkeypatch.setattr("codistill.engine.training.find_spec", lambda name: name)
+    monkeypatch.setattr(torch, "tensor", lambda values, **_: values)  # there may be no such device
+    monkeypatch.setattr(Images, "to", lambda images, _: images)
+    settings = AugmentSettings(**augmentation)
+    assert OnDevice.of(data, torch.device(device), settings, compiled=compiled).has_kernel is has_kernel
+
+
+def test_random_images_stand_in_for_as_many_as_a_training_has() -> None:
+    """By which it is long or not: the benchmark's is as long as the recipe's."""
+    data = random_data(1, 8, 10, images=40)
+    with prepared(Runtime(device="cpu", threads=1)) as machine:
+        assert Runner.of(tiny_recipe(), data, machine).training.images == 40
+        assert Runner.of(tiny_recipe(), data, machine, images=50_000).training.images == 50_000
 
 
 def test_torch_is_left_as_it_was() -> None:

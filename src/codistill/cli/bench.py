@@ -25,7 +25,7 @@ def bench(source: str, changes: list[str], *, steps: int, as_json: bool) -> None
 
     channels, side, _ = seen.shape
     with memory_explained(smaller(recipe)):
-        measured = measure(recipe, channels, side, seen.classes, steps)
+        measured = measure(recipe, channels, side, seen.classes, steps, images=seen.images)
     if as_json:
         outcome = asdict(measured) | {"share_of_matmul": measured.share_of_matmul}
         typer.echo(json.dumps({"recipe": recipe.name, "method": recipe.method, "steps": steps, **outcome}, indent=2))

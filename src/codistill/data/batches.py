@@ -53,6 +53,11 @@ class AugmentSettings:
         if self.mixup and self.cutmix:
             raise ValueError("mixup and cutmix are both on; set one of them to 0")
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether images are cropped and flipped, and nothing else is done to them."""
+        return not (self.mixup or self.cutmix or self.randaugment or self.random_resized_crop)
+
     def cropped(self, image_size: tuple[int, int]) -> tuple[int, int]:
         """The size of what networks see of images of this size, at test too: so padding must not have to fill it up.
 

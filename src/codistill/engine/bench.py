@@ -52,7 +52,7 @@ def random_data(channels: int, side: int, classes: int, images: int) -> ImageDat
     return ImageData("random", split, split, None, names, (0.5,) * channels, (0.25,) * channels, report={})
 
 
-def bench(recipe: Recipe, channels: int, side: int, classes: int, steps: int) -> Bench:
+def bench(recipe: Recipe, channels: int, side: int, classes: int, steps: int, *, images: int | None = None) -> Bench:
     """Measure ``steps`` steps of full batches of random images, after everything is compiled and recorded."""
     data = random_data(channels, side, classes, images=recipe.batch_size * EPOCH_STEPS)
     with prepared(recipe.runtime) as machine:
@@ -61,7 +61,7 @@ def bench(recipe: Recipe, channels: int, side: int, classes: int, steps: int) ->
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         started_at = time.perf_counter()
-        run = Runner.of(recipe, data, machine)
+        run = Runner.of(recipe, data, machine, images)
         run(1)
         start_up_s = time.perf_counter() - started_at
         run(WARM_UP_STEPS)
@@ -103,8 +103,8 @@ class Runner:
         self.timetable = Timetable.of(training.recipe, len(training.data.splits["train"]))
 
     @classmethod
-    def of(cls, recipe: Recipe, data: ImageData, machine: Machine) -> "Runner":
-        training = prepare_training(recipe, data, machine)
+    def of(cls, recipe: Recipe, data: ImageData, machine: Machine, images: int | None = None) -> "Runner":
+        training = prepare_training(recipe, data, machine, images=images)
         return cls(training, choose_step(training))
 
     def __call__(self, steps: int) -> float:

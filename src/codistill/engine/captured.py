@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 WARM_UP_STEPS = 3
 """Before the first recording; one before the others, which find everything compiled, loaded and tried."""
 TIMED_REPLAYS = 5
-SPARE = 16
+SPARE = 32
 """With so many times its size free on the device, a copy of the training is kept there."""
 
 Beside = Literal["weights", "heads", "networks", "nothing"]
@@ -77,7 +77,9 @@ class CapturedStep:
 
         Recorded only when the training is put back: its copy takes memory.
         """
-        with nullcontext() if self.training.is_long else without_trials():
+        is_long = self.training.is_long
+        log.info("cuDNN %s convolutions", "tries all of its algorithms for" if is_long else "guesses how to compute")
+        with nullcontext() if is_long else without_trials():
             with self.put_back():
                 rehearsed = self.rehearse(draws, turn, self.best_beside(draws, turn))
             if not self.recordings:  # what was tried and dropped is not what training needs

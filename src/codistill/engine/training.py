@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from codistill.cohort import Cohort
-from codistill.data.augment import augment, centre_crop, mix, mix_labels, normalise
+from codistill.data.augment import augment, centre_crop, mix_labels, normalise
 from codistill.data.batches import AugmentSettings, Draws, EpochPlan
 from codistill.data.images import ImageData, ImageSet
 from codistill.engine.cohorts import cohort_of
@@ -70,12 +70,23 @@ class OnDevice:
     std: Tensor
     num_classes: int
     augmentation: AugmentSettings
+    has_kernel: bool
+    """Whether one kernel of ours makes images of pixels: then a compiler has nothing to add."""
 
     @classmethod
-    def of(cls, data: ImageData, device: torch.device, augmentation: AugmentSettings) -> "OnDevice":
+    def of(
+        cls, data: ImageData, device: torch.device, augmentation: AugmentSettings, *, compiled: bool = False
+    ) -> "OnDevice":
         mean, std = (torch.tensor(values, device=device) for values in (data.mean, data.std))
         splits = {split: images.to(device) for split, images in data.splits.items()}
-        return cls(splits, mean, std, data.num_classes, augmentation)
+        has_kernel = (
+            compiled
+            and device.type == "cuda"
+            and augmentation.is_plain
+            and splits["train"].pixels.dtype is torch.uint8
+            and find_spec("triton") is not None
+        )
+        return cls(splits, mean, std, data.num_classes, augmentation, has_kernel)
 
     def batches(self, plan: EpochPlan, first_step: int) -> Iterator[Draws]:
         """An epoch's training batches from a step on."""
@@ -87,19 +98,12 @@ class OnDevice:
         images = self._images(train.gathered(draws), draws)
         return images, mix_labels(train.labels[draws.indices], draws, self.num_classes, label_smoothing)
 
-    @property
-    def has_kernel(self) -> bool:
-        """Whether one kernel of ours makes images of pixels here: then a compiler has nothing to add."""
-        is_simple = not self.augmentation.randaugment and not self.augmentation.random_resized_crop
-        is_raw = self.splits["train"].pixels.dtype is torch.uint8
-        return is_simple and is_raw and self.mean.is_cuda and find_spec("triton") is not None
-
     def _images(self, pixels: Tensor, draws: Draws) -> Tensor:
         if not self.has_kernel:
             return augment(pixels, draws, self.augmentation, self.mean, self.std)
         from codistill.data.augment_kernels import cropped_and_normalised
 
-        return mix(cropped_and_normalised(pixels, draws, self.augmentation, self.mean, self.std), draws)
+        return cropped_and_normalised(pixels, draws, self.augmentation, self.mean, self.std)
 
     def plain(self, pixels: Tensor) -> Tensor:
         """Images as networks take them at test."""
@@ -120,6 +124,8 @@ class Training:
     health: Health
     tally: Tally
     data: OnDevice
+    images: int
+    """How many it learns from in an epoch. A benchmark has fewer of its own, which stand in for them."""
     peers: Peers = ALONE
     """``cohort``, ``optimizers`` and ``average`` are of the networks here; ``objective`` and ``tally`` of all."""
 
@@ -137,7 +143,7 @@ class Training:
     def is_long(self) -> bool:
         """Whether what the library's algorithms gain by being tried is more than the time that it takes."""
         weights = sum(weight.numel() for weight in self.cohort.parameters())
-        return weights * self.recipe.length.epochs * len(self.data.splits["train"]) >= LONG
+        return weights * self.images * self.recipe.length.epochs >= LONG
 
     def tensors(self) -> dict[str, Tensor]:
         """What this process holds of each."""
@@ -185,8 +191,13 @@ class Training:
             member.train(learning and name not in frozen)
 
 
-def prepare_training(recipe: Recipe, data: ImageData, machine: Machine, peers: Peers = ALONE) -> Training:
-    """Build the cohort with just the heads that the graph uses, its optimizer and its objective, on the device."""
+def prepare_training(
+    recipe: Recipe, data: ImageData, machine: Machine, peers: Peers = ALONE, *, images: int | None = None
+) -> Training:
+    """Build the cohort with just the heads that the graph uses, its optimizer and its objective, on the device.
+
+    ``images`` is how many ``data`` stand in for, where there are more.
+    """
     graph = recipe.graph
     here = [name for name in recipe.networks if peers.holds(name)]
     augmentation = AugmentSettings(**recipe.augment.model_dump())
@@ -222,7 +233,8 @@ def prepare_training(recipe: Recipe, data: ImageData, machine: Machine, peers: P
         average=average,
         health=health,
         tally=Tally(objective.names, tuple(f"{name}/final" for name in learning), machine.device),
-        data=OnDevice.of(data, machine.device, augmentation),
+        data=OnDevice.of(data, machine.device, augmentation, compiled=recipe.runtime.compile),
+        images=images or len(data.splits["train"]),
         peers=peers,
     )
     training.set_mode(learning=True)
