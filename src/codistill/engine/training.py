@@ -25,7 +25,8 @@ from codistill.transfer.objective import Loss, Objective
 SHARPENED = 3
 LONG = 10**15
 """Weights times images of a training: with the paper's recipe and heads 3·10^15 for WRN-28-10 twins and half of one for
-WRN-28-4 twins. Trials of convolutions take ten seconds or more; they gained 3 % of the first and nothing of the second.
+WRN-28-4 twins. Trials of convolutions take ten seconds or more; they gain 3 % of the first, nothing that was seen of
+the second.
 """
 
 
