@@ -178,6 +178,21 @@ def test_what_cannot_be_published_hides_no_failure(tmp_path: Path) -> None:
     assert f"Failed: {PAIR}, DML, seed 41" in printed.getvalue()
 
 
+def test_what_can_be_published_is_where_something_cannot(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    Studied(tmp_path / "first", seeds=1, publish_to=results)
+    first, second, third = sorted(results.glob("*.json"))
+    for file in (first, second):
+        file.write_text(file.read_text().replace('"elapsed_s": 3600.0', '"elapsed_s": 3601.0'))
+    third.unlink()
+    printed = io.StringIO()
+    with pytest.raises(ValueError, match="published from another run") as caught:
+        Studied(tmp_path / "second", seeds=1, publish_to=results, console=Console(file=printed, width=200))
+    assert [str(file) in str(caught.value) for file in (first, second, third)] == [True, True, False]
+    assert third.exists()
+    assert "Published 1 runs" in printed.getvalue()
+
+
 def test_a_child_that_ends_well_without_a_result_has_failed(tmp_path: Path) -> None:
     studied = Studied(tmp_path / "out", seeds=1, command=pretend(tmp_path / "scratch", lambda recipe, folder: "pass"))
     assert studied.code == 1

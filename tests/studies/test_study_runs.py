@@ -109,6 +109,12 @@ def test_missing_data_are_named_once_and_before_anything_is_written(
     require_data(finished)  # nothing is left to train
 
 
+def test_a_missing_folder_of_images_is_named_once_and_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"nowhere: no such folder; it must hold train/<class>"):
+        Studied(tmp_path / "out", "table2", overrides=[f"data.folder={tmp_path / 'nowhere'}"])
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("place", ["", "runs", "logs", "recipes", "runs/RUN"])
 def test_a_file_where_a_folder_should_be_is_named(tmp_path: Path, place: str) -> None:
     study, out = catalogue.get("demo"), tmp_path / "out"

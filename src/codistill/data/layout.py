@@ -19,7 +19,7 @@ SETS = {"train", "test", "val"}
 
 def contents(folder: Path) -> Contents:
     """Every image below ``folder`` by name; a class that only the test set has is refused, as is all that is odd."""
-    roots = _find_sets(folder)
+    roots = find_sets(folder)
     if any(path.suffix == ".tar" for path in _visible(folder, roots["train"])):
         return shards.contents(folder, {split: _find_shards(folder, root) for split, root in roots.items()})
     class_names = _class_names(folder, roots["train"])
@@ -28,7 +28,8 @@ def contents(folder: Path) -> Contents:
     return Contents(class_names, sets, [name for one in found.values() for name in one.ignored])
 
 
-def _find_sets(folder: Path) -> dict[str, Path]:
+def find_sets(folder: Path) -> dict[str, Path]:
+    """Where the images of every set are."""
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder; it must hold train/<class>/*.png and test/<class>/*.png")
     sets = {path.name: path for path in _visible(folder, folder) if path.name in SETS and path.is_dir()}

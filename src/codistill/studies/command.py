@@ -10,7 +10,7 @@ from codistill.studies import catalogue
 from codistill.studies.output import print_report, print_table, write
 from codistill.studies.planning import Pace, plan_table, share_machine, to_do
 from codistill.studies.progress import Board
-from codistill.studies.published import publish, tables_from
+from codistill.studies.published import publish_all, tables_from
 from codistill.studies.report import Results, build
 from codistill.studies.results import Result, read_result
 from codistill.studies.runner import STOPPED, Command, Failure, Outcome, run_all, train_command
@@ -62,9 +62,11 @@ def run_study(
     print_report(made, write(made, results, out), console)
     code = _conclude(outcome, planned, again, console)
     if publish_to is not None:
-        published = [publish(run.folder, publish_to) for run in planned.runs if run.finished]
+        published, refused = publish_all([run.folder for run in planned.runs if run.finished], publish_to)
         tables = tables_from(publish_to)
         console.print(f"Published {len(published)} runs in {publish_to}, and {len(tables)} files of tables from them")
+        if refused:
+            raise ValueError("\n".join(refused))
     return code
 
 

@@ -55,6 +55,17 @@ def publish(run_folder: Path, results: Path) -> Path:
     return target
 
 
+def publish_all(run_folders: Sequence[Path], results: Path) -> tuple[list[Path], list[str]]:
+    """The files of those that can be, and why the others cannot."""
+    published, refused = [], []
+    for folder in run_folders:
+        try:
+            published.append(publish(folder, results))
+        except ValueError as error:
+            refused.append(str(error))
+    return published, refused
+
+
 def _text(content: dict[str, Any]) -> bytes:
     return f"{to_json(content, indent=1)}\n".encode()
 
