@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from codistill.engine.training import LONG
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -52,6 +54,10 @@ def test_how_many_times_as_fast_is_what_was_measured() -> None:
     blocks = (ROOT / "benchmarks" / "RESULTS.md").read_text().split("\n\n")
     (table,) = [block for block in blocks if block.startswith("| twins |")]
     said = re.findall(r"([\d.]+) \(([\w-]+)\)", (ROOT / "README.md").read_text())
+    times_as_fast = sorted(float(times) for times, _ in said)
+    page = (ROOT / "docs" / "speed.md").read_text()
+    assert f"{times_as_fast[0]:.0f} to {times_as_fast[-1]:.0f} times as fast" in page
+    assert f"{LONG:.0e}".replace("1e+", "10^") in page
     assert len(said) == 4
     for times, twins in said:
         ratios = re.findall(rf"^\| {twins}\b[^|]*\|[^|]+\|[^|]+\| ([\d.]+) \|", table, re.MULTILINE)

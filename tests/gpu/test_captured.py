@@ -1,19 +1,17 @@
 """On a GPU the recorded step is the same training as the plain one, never waits for the device, and resumes exactly."""
 
-from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from codistill.data.load import load
 from codistill.engine import trainer
-from codistill.engine.captured import SideBySide
 from codistill.engine.runtime import prepare
 from codistill.engine.step import CapturedStep, PlainStep, choose_step
-from codistill.engine.timetable import Position, Timetable, Turn
+from codistill.engine.timetable import Position, Timetable
 from codistill.engine.training import Training, prepare_training
 from codistill.recipes.schema import AdamW, Augment, Recipe, Runtime
 from tiny import tiny_recipe
@@ -241,19 +239,3 @@ def test_bfloat16_is_autocasts_and_sees_restored_weights() -> None:
     step(draws, turn)
     for name, tensor in recorded.tensors().items():
         assert torch.equal(tensor, after[name]), name
-
-
-@pytest.mark.parametrize("is_long", [False, True])
-def test_algorithms_are_tried_for_long_trainings_only(is_long: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which takes seconds at every start."""
-    monkeypatch.setattr("codistill.engine.training.LONG", 0 if is_long else 10**15)
-    tried = set()
-    forward = SideBySide.forward
-
-    def noted(way: SideBySide, images: Tensor, turn: Turn) -> Mapping[str, Tensor]:
-        tried.add(torch.backends.cudnn.benchmark)
-        return forward(way, images, turn)
-
-    monkeypatch.setattr(SideBySide, "forward", noted)
-    take_steps(started(tiny_recipe(networks=NO_DROPOUT, runtime=on_gpu().model_dump())), 1)
-    assert tried == {is_long}

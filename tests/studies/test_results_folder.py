@@ -1,5 +1,6 @@
 """The tables in results/ follow from the published runs beside them, and docs/demo.md shows the demonstration's."""
 
+import csv
 import json
 import re
 import shutil
@@ -94,11 +95,14 @@ Figure = Callable[[dict[str, Any]], Iterable[float]]
 """Numbers of both networks, from a published run."""
 
 
-def means(runs: str, rows: Sequence[str], figure: Figure, digits: int) -> list[str]:
-    """By row, over all networks and seeds."""
+TRANSFERS = ["independent", "DML", "DML + DS", "DCM-1", "DCM-2", "DCM"]
+
+
+def means(runs: str, rows: Sequence[str], figure: Figure, digits: int, seeds: str = "*") -> list[str]:
+    """By row, over all networks and seeds, or one of them."""
     found = []
     for row in rows:
-        files = sorted(RESULTS.glob(f"{runs}-{row}-seed*.json"))
+        files = sorted(RESULTS.glob(f"{runs}-{row}-seed{seeds}-*.json"))
         assert files, f"{row}: nothing is published"
         numbers = [number for file in files for number in figure(json.loads(file.read_text(encoding="utf-8")))]
         found.append(f"{mean(numbers):.{digits}f}")
@@ -143,10 +147,40 @@ def test_the_table_of_wrong_labels_is_said_in_words_too() -> None:
 
 
 def test_what_is_said_of_transfers() -> None:
-    labels = ["independent", "DML", "DML + DS", "DCM-1", "DCM-2", "DCM"]
-    of = means("cifar100-wrn-16-2-twins", [label.lower().replace(" + ", "-") for label in labels], last, 2)
-    said = ", ".join(f"{label} {figure}" for label, figure in zip(labels, of, strict=True))
+    of = means("cifar100-wrn-16-2-twins", [label.lower().replace(" + ", "-") for label in TRANSFERS], last, 2)
+    said = ", ".join(f"{label} {figure}" for label, figure in zip(TRANSFERS, of, strict=True))
     assert f"{said}." in paragraph("Which transfers matter")
+
+
+def difference(study: str, of: str) -> dict[str, Any]:
+    """Of the mean over networks; points and interval as numbers without a sign, for words such as "below"."""
+    with (RESULTS / "tables" / f"{study}.differences.csv").open(encoding="utf-8", newline="") as file:
+        (row,) = [row for row in csv.DictReader(file) if (row["difference"], row["of"]) == (of, "mean of a, b")]
+    points, low, high = (float(row[name]) for name in ("points", "95 % interval low", "95 % interval high"))
+    return {"points": points, "low": low, "high": high, "verdict": row["verdict"]}
+
+
+def test_differences_are_said_as_the_tables_have_them() -> None:
+    wrong, transfers = paragraph("Wrong labels"), paragraph("Which transfers matter")
+    of = difference("wrn-16-4-noise", "DCM − DML")
+    assert f"below DML by {-of['points']:.1f} points (95 %: {-of['high']:.1f} to {-of['low']:.1f})" in wrong
+    of = difference("wrn-16-2-edges", "DML − independent")
+    assert f"{-of['points']:.1f} points here (95 %: {-of['high']:.1f} to {-of['low']:.1f})" in transfers
+    of = difference("wrn-16-2-edges", "DCM − independent")
+    assert f"(−{-of['points']:.1f}, 95 %: −{-of['low']:.1f} to {of['high']:.1f})" in transfers
+    assert f"DML + DS) {-difference('wrn-16-2-edges', 'DCM-2 − DML + DS')['points']:.1f} here" in transfers
+    assert f"(DCM-1) {-difference('wrn-16-2-edges', 'DCM-1 − DML + DS')['points']:.1f} and" in transfers
+    second = [means("cifar100-wrn-16-2-twins", [row], last, 2, seeds="2")[0] for row in ("dcm", "dcm-2")]
+    assert "DCM has {} and DCM-2 {}".format(*second) in transfers
+
+
+def test_what_is_said_to_be_decided_is() -> None:
+    verdicts = {row: difference("wrn-16-2-edges", f"{row} − independent")["verdict"] for row in TRANSFERS[1:]}
+    decided = [row for row, verdict in verdicts.items() if verdict == "lower error"]
+    assert f"What is decided by two seeds: {', '.join(decided[:-1])} and {decided[-1]} are below" in paragraph("Which")
+    assert [row for row, verdict in verdicts.items() if verdict == "not decided"] == ["DCM"]
+    for other in ("DML", "independent"):  # as README.md has it
+        assert difference("wrn-16-4-noise", f"DCM − {other}")["verdict"] == "lower error"
 
 
 def test_what_is_said_of_complete() -> None:
