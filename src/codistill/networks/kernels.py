@@ -27,6 +27,8 @@ SMALL_UNIT, SMALL_CHANNELS, SMALL_WORK = 16, 64, 2**25
 """A 3×3 convolution is small if its channels are multiples of the first and no more than the second, and its products
 for a tap no more than the third. Measured on an H200: with 2^24, ours take half the time of the library's and of a
 kernel for the moments; with 2^29 they lose."""
+WIDE_CHANNELS = 640
+"""From so many on, before and after it, a 3×3 convolution is wide: Winograd's method pays, though it moves more bytes."""
 
 Value = TypeVar("Value")
 
@@ -142,6 +144,11 @@ def convolution(x_BCHW: Tensor, conv: nn.Conv2d, *, normalised: bool) -> Tensor 
         if normalised:
             out.moments = moments, eps  # type: ignore[attr-defined]
         return out
+    if is_wide(x_BCHW, conv):
+        from codistill.networks.winograd import WinogradConvolution
+
+        out = WinogradConvolution.apply(x_BCHW, conv.weight, apart)  # type: ignore[no-untyped-call]
+        return out
     if apart is None:
         return None
     shape = conv.stride, conv.padding, conv.groups
@@ -160,13 +167,31 @@ def is_small(x_BCHW: Tensor, conv: nn.Conv2d) -> bool:
     out_channels, channels = conv.weight.shape[:2]
     return (
         wanted(x_BCHW, conv)
-        and (conv.kernel_size, conv.stride, conv.padding, conv.groups) == ((3, 3), (1, 1), (1, 1), 1)
+        and is_plain(conv)
         and channels % SMALL_UNIT == out_channels % SMALL_UNIT == 0
         and max(channels, out_channels) <= SMALL_CHANNELS
         and 0 < x_BCHW.numel() * out_channels <= SMALL_WORK  # without images no program would write the sums
-        and conv.weight.is_contiguous(memory_format=torch.channels_last)
         and not (x_BCHW.dtype is torch.float32 and torch.is_autocast_enabled(x_BCHW.device.type))
     )
+
+
+def is_wide(x_BCHW: Tensor, conv: nn.Conv2d) -> bool:
+    """The same for one of many channels in bfloat16, on maps that squares of 2×2 pixels fill."""
+    most = x_BCHW.numel() // x_BCHW.shape[1] * max(conv.weight.shape[:2])
+    return (
+        wanted(x_BCHW, conv)
+        and is_plain(conv)
+        and x_BCHW.dtype is torch.bfloat16
+        and min(conv.weight.shape[:2]) >= WIDE_CHANNELS
+        and all(side % 2 == 0 for side in x_BCHW.shape[2:])
+        and 0 < 4 * most < 2**31  # a map's places are four times as many as its pixels
+    )
+
+
+def is_plain(conv: nn.Conv2d) -> bool:
+    """3×3, stride 1, padding 1, and its weight channels last."""
+    shape = conv.kernel_size, conv.stride, conv.padding, conv.groups
+    return shape == ((3, 3), (1, 1), (1, 1), 1) and conv.weight.is_contiguous(memory_format=torch.channels_last)
 
 
 class Halved(torch.autograd.Function):
