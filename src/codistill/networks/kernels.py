@@ -183,8 +183,8 @@ def is_wide(x_BCHW: Tensor, conv: nn.Conv2d) -> bool:
         and is_plain(conv)
         and x_BCHW.dtype is torch.bfloat16
         and min(conv.weight.shape[:2]) >= WIDE_CHANNELS
-        and all(side % 2 == 0 for side in x_BCHW.shape[2:])
-        and 0 < 4 * most < 2**31  # a map's places are four times as many as its pixels
+        and all(side % 4 == 0 for side in x_BCHW.shape[2:])
+        and 0 < 9 * most < 2**33  # a map's places are four times as many as its pixels
     )
 
 
