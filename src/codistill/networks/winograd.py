@@ -5,6 +5,7 @@ result's own rounding to bfloat16. A normalised map stays far inside its range; 
 """
 
 import math
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from codistill.networks.kernels import Apart, weight_gradient
 from codistill.networks.normalising import STAGES, channels_last, processors
 from codistill.networks.winograd_kernels import (
     find_largest,
+    pixels_of_places,
     places_of_patches,
     places_of_squares,
     places_of_taps,
@@ -25,7 +27,9 @@ from codistill.networks.winograd_kernels import (
 
 PLACES, PIXELS = 36, 16
 """Of a square."""
-ROWS, CHANNELS, WARPS = 4, 128, 4
+PRECISION = torch.float16
+"""Of what is multiplied, and of the products."""
+ROWS, CHANNELS, WARPS = 2, 128, 4
 """Squares and their channels that a program has in hand at once, and who share them."""
 NUMBERS = 4096
 """That a program has in hand at once while it looks for the largest."""
@@ -37,7 +41,8 @@ class WinogradConvolution(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         ctx.apart = apart
         with torch.autocast(x.device.type, enabled=False):  # which would cast what is multiplied
-            return to_map(torch.bmm(of_map(places_of_patches, x), of_weight(weight).mT), x)
+            products = torch.bmm(of_map(places_of_patches, x), of_weight(weight).mT)
+        return to_map(squares_of_places, products, x)
 
     @staticmethod
     @once_differentiable
@@ -45,74 +50,59 @@ class WinogradConvolution(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         gradient = channels_last(gradient)
         largest = largest_of(gradient)
-        compute = partial(gradient_of_weight, gradient, x, weight, largest)
-        found = weight_gradient(ctx.apart, weight, compute, (x, gradient, largest))
-        inwards = gradient_of_input(gradient, weight, largest) if ctx.needs_input_grad[0] else None
-        return inwards, found, None
+        of_products = of_map(places_of_squares, gradient, largest)
+        compute = partial(gradient_of_weight, of_products, x, weight, largest)
+        of_taps = weight_gradient(ctx.apart, weight, compute, (of_products, x, largest))
+        if not ctx.needs_input_grad[0]:
+            return None, of_taps, None
+        of_patches = torch.bmm(of_products, of_weight(weight))
+        return to_map(pixels_of_places, of_patches, gradient, largest), of_taps, None
 
 
-def gradient_of_input(gradient: Tensor, weight: Tensor, largest: Tensor) -> Tensor:
-    products = torch.bmm(of_map(places_of_patches, gradient, largest), of_weight(weight, turned=True))
-    return to_map(products, gradient, largest)
-
-
-def gradient_of_weight(gradient: Tensor, x: Tensor, weight: Tensor, largest: Tensor) -> Tensor:
-    products = torch.bmm(of_map(places_of_squares, gradient, largest).mT, of_map(places_of_patches, x))
+def gradient_of_weight(of_products: Tensor, x: Tensor, weight: Tensor, largest: Tensor) -> Tensor:
+    products = torch.bmm(of_products.mT, of_map(places_of_patches, x))
     out = torch.empty_like(weight, memory_format=torch.channels_last)
-    rows, width = weight.shape[:2]
-    taps_of_places[programs(rows, width)](products, out, *told(largest), rows, width, BP=parts(largest), **tile())
+    launch(taps_of_places, products, out, largest, products)
     return out
+
+
+def of_weight(weight: Tensor) -> Tensor:
+    """By place, channel after the convolution and channel before it."""
+    places = weight.new_empty(PLACES, *weight.shape[:2], dtype=PRECISION)
+    launch(places_of_taps, weight, places, None, places)
+    return places
 
 
 def of_map(kernel: Any, x: Tensor, largest: Tensor | None = None) -> Tensor:
     """By place, square and channel."""
-    width, height, across = x.shape[1:]
-    rows = x.numel() // width // PIXELS
-    out = x.new_empty(PLACES, rows, width, dtype=torch.float16)
-    kernel[programs(rows, width)](
-        x, out, *told(largest), rows, height, across, width, BP=parts(largest), **tile()
-    )
-    return out
+    width, *sides = x.shape[1:]
+    places = x.new_empty(PLACES, x.numel() // width // PIXELS, width, dtype=PRECISION)
+    launch(kernel, x, places, largest, places, *sides)
+    return places
 
 
-def of_weight(weight: Tensor, *, turned: bool = False) -> Tensor:
-    """By place, channel after the convolution and channel before it."""
-    rows, width = weight.shape[:2]
-    out = weight.new_empty(PLACES, rows, width, dtype=torch.float16)
-    places_of_taps[programs(rows, width)](weight, out, rows, width, TURNED=turned, **tile())
-    return out
-
-
-def to_map(products: Tensor, like: Tensor, largest: Tensor | None = None) -> Tensor:
+def to_map(kernel: Any, places: Tensor, like: Tensor, largest: Tensor | None = None) -> Tensor:
     """A feature map of as many pixels."""
-    images, _, height, across = like.shape
-    rows, width = products.shape[1:]
-    out = like.new_empty(images, height, across, width).permute(0, 3, 1, 2)
-    squares_of_places[programs(rows, width)](
-        products, out, *told(largest), rows, height, across, width, BP=parts(largest), **tile()
-    )
+    images, _, *sides = like.shape
+    out = like.new_empty(images, *sides, places.shape[2]).permute(0, 3, 1, 2)
+    launch(kernel, places, out, largest, places, *sides)
     return out
+
+
+def launch(kernel: Any, source: Tensor, out: Tensor, largest: Tensor | None, places: Tensor, *sides: int) -> None:
+    """A program for every tile of the places of one kind."""
+    rows, width = places.shape[1:]
+    told: tuple[Tensor | int, ...] = ()
+    more: Mapping[str, int] = {}
+    if largest is not None:
+        told, more = (largest, len(largest)), {"BP": 1 << (len(largest) - 1).bit_length()}
+    programs = math.ceil(rows / ROWS) * math.ceil(width / CHANNELS)
+    kernel[(programs,)](source, out, *told, rows, *sides, width, BM=ROWS, BC=CHANNELS, num_warps=WARPS, **more)
 
 
 def largest_of(x: Tensor) -> Tensor:
-    """The largest number of each program, without its sign."""
+    """The largest number that each program met, without its sign."""
     programs = min(2 * processors(x.device), math.ceil(x.numel() / NUMBERS))
     out = x.new_empty(programs, dtype=torch.float32)
     find_largest[(programs,)](x, out, x.numel(), BN=NUMBERS, STAGES=STAGES, num_warps=WARPS)
     return out
-
-
-def told(largest: Tensor | None) -> tuple[Tensor | None, int]:
-    return largest, 0 if largest is None else len(largest)
-
-
-def parts(largest: Tensor | None) -> int:
-    return 1 if largest is None else 1 << (len(largest) - 1).bit_length()
-
-
-def tile() -> dict[str, int]:
-    return {"BM": ROWS, "BC": CHANNELS, "num_warps": WARPS}
-
-
-def programs(rows: int, width: int) -> tuple[int]:
-    return (math.ceil(rows / ROWS) * math.ceil(width / CHANNELS),)

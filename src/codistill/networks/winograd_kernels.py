@@ -1,13 +1,14 @@
-"""Triton's kernels around the products of Winograd's convolution of 4×4 pixels with 3×3 taps.
+"""Triton's kernels around the products of Winograd's convolution of squares of 4×4 pixels with 3×3 taps.
 
-A map is cut into squares of 4×4 pixels. A square's outputs depend on the patch of 6×6 pixels around it: both the patch
-and the taps become 36 numbers, which are multiplied place by place, and the products become the square's outputs: 36
-multiplications where convolving takes 144. In other words, polynomials are multiplied by their values at 0, ±P, ±Q and
-infinity; these points keep rounding low. Numbers of one place lie together, a matrix of ``rows`` (squares, or the weight's
-channels after the convolution) and ``width`` channels. Sums are in float32.
+A map is cut into squares. A square's outputs depend on the patch of 6×6 pixels around it: both the patch and the taps
+become 36 numbers, which are multiplied place by place, and the products become the square's outputs: 36 multiplications
+where convolving takes 144. In other words, polynomials are multiplied by their values at 0, ±P, ±Q and infinity; these
+points keep rounding low. Gradients go the same way back: what was read from a patch is added to it. Numbers of one place
+lie together, a matrix of ``rows`` (squares, or the weight's channels after the convolution) and ``width`` channels. Sums
+are in float32.
 
-Gradients would leave float16's range, so they are multiplied by a power of two, of which ``largest`` tells: what
-programs found as their largest number.
+Gradients would leave float16's range. They are multiplied by a power of two, of which ``largest`` tells: the largest
+number that each of some ``programs`` met.
 """
 
 import triton
@@ -17,118 +18,118 @@ P: tl.constexpr = tl.constexpr(3 / 4)
 Q: tl.constexpr = tl.constexpr(3 / 2)
 P2: tl.constexpr = tl.constexpr(9 / 16)
 Q2: tl.constexpr = tl.constexpr(9 / 4)
+AT_0: tl.constexpr = tl.constexpr(1 / (9 / 16 * 9 / 4))
 AT_P: tl.constexpr = tl.constexpr(1 / (2 * 9 / 16 * (9 / 16 - 9 / 4)))
 AT_Q: tl.constexpr = tl.constexpr(1 / (2 * 9 / 4 * (9 / 4 - 9 / 16)))
-AT_0: tl.constexpr = tl.constexpr(1 / (9 / 16 * 9 / 4))
-"""Of the taps' polynomial at a point, so that the products are those of a convolution."""
+"""What the taps' values at a point are multiplied by, so that products become outputs by powers of P and Q alone."""
 
-SIZES = ["rows", "height", "across", "programs", "numbers"]
+SIZES = ["rows", "height", "across", "programs"]
 """For all of which one compiled kernel will do."""
 
 
 @triton.jit(do_not_specialize=SIZES)
-def places_of_patches(
-    x, out, largest, programs, rows, height, across, width, BM: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr
-):  # fmt: skip
+def places_of_patches(x, out, rows, height, across, width, BM: tl.constexpr, BC: tl.constexpr):
     square, channels, there = own_tile(rows, width, BM, BC)
     image, line, column = corner(square, height, across)
-    factor = scale(largest, programs, BP)
     lines = ()
     for place in tl.static_range(6):
-        there_too = there & within(line + place - 1, height)
-        at = x + ((image * height + line + place - 1) * across + column - 1)[:, None] * width + channels[None, :]
-        lines += (
-            of_patch(
-                number(at, there_too & (column > 0)[:, None]) * factor,
-                number(at + width, there_too) * factor,
-                number(at + 2 * width, there_too) * factor,
-                number(at + 3 * width, there_too) * factor,
-                number(at + 4 * width, there_too) * factor,
-                number(at + 5 * width, there_too & (column + 4 < across)[:, None]) * factor,
-            ),
-        )
+        at = pixel(x, image, line + place - 1, column - 1, height, across, channels, width)
+        inside = there & within(line + place - 1, height)
+        left, right = inside & (column > 0)[:, None], inside & (column + 4 < across)[:, None]
+        lines += (of_patch(number(at, left), *four(at + width, width, inside), number(at + 5 * width, right)),)
     for place in tl.static_range(6):
-        values = of_patch(*column_of(lines, place))
-        keep_places(out, values, place, square, channels, there, rows, width)
+        keep_places(out, of_patch(*column_of(lines, place)), place, square, channels, there, rows, width)
 
 
 @triton.jit(do_not_specialize=SIZES)
-def places_of_squares(
-    x, out, largest, programs, rows, height, across, width, BM: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr
-):  # fmt: skip
-    """What multiplies the places of patches for the gradient of the taps: x is that of the outputs."""
+def squares_of_places(products, out, rows, height, across, width, BM: tl.constexpr, BC: tl.constexpr):
     square, channels, there = own_tile(rows, width, BM, BC)
-    image, line, column = corner(square, height, across)
-    factor = scale(largest, programs, BP)
     lines = ()
+    for place in tl.static_range(6):
+        lines += (to_square(*line_of_places(products, place, square, channels, there, rows, width)),)
+    image, line, column = corner(square, height, across)
+    at = pixel(out, image, line, column, height, across, channels, width)
     for place in tl.static_range(4):
-        at = x + ((image * height + line + place) * across + column)[:, None] * width + channels[None, :]
-        lines += (
-            of_square(
-                number(at, there) * factor,
-                number(at + width, there) * factor,
-                number(at + 2 * width, there) * factor,
-                number(at + 3 * width, there) * factor,
-            ),
-        )
-    for place in tl.static_range(6):
-        values = of_square(lines[0][place], lines[1][place], lines[2][place], lines[3][place])
-        keep_places(out, values, place, square, channels, there, rows, width)
+        keep_pixels(at + place * width, to_square(*column_of(lines, place)), across * width, 1.0, there)
 
 
 @triton.jit(do_not_specialize=SIZES)
-def places_of_taps(weight, out, rows, width, TURNED: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr):
-    """Turned by 180 degrees for the gradient of the input."""
+def places_of_taps(weight, out, rows, width, BM: tl.constexpr, BC: tl.constexpr):
     row, channels, there = own_tile(rows, width, BM, BC)
     at = weight + row[:, None] * width * 9 + channels[None, :]
-    step = width
-    if TURNED:
-        at, step = at + 8 * width, -width
     lines = ()
     for line in tl.static_range(3):
-        first = at + 3 * line * step
-        lines += (of_taps(number(first, there), number(first + step, there), number(first + 2 * step, there)),)
+        tap = at + 3 * line * width
+        lines += (of_taps(number(tap, there), number(tap + width, there), number(tap + 2 * width, there)),)
     for place in tl.static_range(6):
         values = of_taps(lines[0][place], lines[1][place], lines[2][place])
         keep_places(out, values, place, row, channels, there, rows, width)
 
 
 @triton.jit(do_not_specialize=SIZES)
-def squares_of_places(
+def places_of_squares(
+    gradient, out, largest, programs, rows, height, across, width, BM: tl.constexpr, BC: tl.constexpr,
+    BP: tl.constexpr,
+):  # fmt: skip
+    """The products' gradients, of the outputs'."""
+    square, channels, there = own_tile(rows, width, BM, BC)
+    image, line, column = corner(square, height, across)
+    factor, _ = scales(largest, programs, BP)
+    lines = ()
+    for place in tl.static_range(4):
+        at = pixel(gradient, image, line + place, column, height, across, channels, width)
+        lines += (of_square(*four(at, width, there)),)
+    for place in tl.static_range(6):
+        values = of_square(
+            lines[0][place] * factor, lines[1][place] * factor, lines[2][place] * factor, lines[3][place] * factor
+        )
+        keep_places(out, values, place, square, channels, there, rows, width)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def pixels_of_places(
     products, out, largest, programs, rows, height, across, width, BM: tl.constexpr, BC: tl.constexpr,
     BP: tl.constexpr,
 ):  # fmt: skip
+    """The input's gradient, of that of its patches' places: a square's pixels are in its own patch and, at its edges, in
+    those of its neighbours."""
     square, channels, there = own_tile(rows, width, BM, BC)
     image, line, column = corner(square, height, across)
-    factor = 1 / scale(largest, programs, BP)
+    above, below = there & (line > 0)[:, None], there & (line + 4 < height)[:, None]
+    left, right = (column > 0)[:, None], (column + 4 < across)[:, None]
+    squares_across = across // 4
     lines = ()
     for place in tl.static_range(6):
-        lines += (to_square(*line_of_places(products, place, square, channels, there, rows, width)),)
-    at = out + ((image * height + line) * across + column)[:, None] * width + channels[None, :]
+        lines += (line_of_pixels(products, place, square, channels, there, left, right, rows, width),)
+    lines += (
+        line_of_pixels(products, 5, square - squares_across, channels, above, left, right, rows, width),
+        line_of_pixels(products, 0, square + squares_across, channels, below, left, right, rows, width),
+    )
+    _, factor = scales(largest, programs, BP)
+    at = pixel(out, image, line, column, height, across, channels, width)
     for place in tl.static_range(4):
-        values = to_square(*column_of(lines, place))
-        for other in tl.static_range(4):
-            tl.store(at + (other * across + place) * width, values[other] * factor, mask=there)
+        values = to_pixels(*column_of(lines, place), lines[6][place], lines[7][place])
+        keep_pixels(at + place * width, values, across * width, factor, there)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def taps_of_places(
     products, out, largest, programs, rows, width, BM: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr
 ):  # fmt: skip
-    """The gradient of the taps, of that of their places."""
+    """The taps' gradient, of that of their places."""
     row, channels, there = own_tile(rows, width, BM, BC)
-    factor = 1 / scale(largest, programs, BP)
     lines = ()
     for place in tl.static_range(6):
         lines += (to_taps(*line_of_places(products, place, row, channels, there, rows, width)),)
+    _, factor = scales(largest, programs, BP)
     at = out + row[:, None] * width * 9 + channels[None, :]
     for place in tl.static_range(3):
         values = to_taps(*column_of(lines, place))
-        for other in tl.static_range(3):
-            tl.store(at + (3 * other + place) * width, values[other] * factor, mask=there)
+        for line in tl.static_range(3):
+            tl.store(at + (3 * line + place) * width, values[line] * factor, mask=there)
 
 
-@triton.jit(do_not_specialize=SIZES)
+@triton.jit
 def find_largest(x, largest, numbers, BN: tl.constexpr, STAGES: tl.constexpr):
     """Of the numbers that a program reads, without their signs."""
     found = tl.zeros((BN,), tl.float32)
@@ -139,14 +140,12 @@ def find_largest(x, largest, numbers, BN: tl.constexpr, STAGES: tl.constexpr):
 
 
 @triton.jit
-def scale(largest, programs, BP: tl.constexpr):
-    """The power of two that makes the largest number less than 1 and no less than a half; without one, 1."""
-    if largest is None:
-        return 1.0
+def scales(largest, programs, BP: tl.constexpr):
+    """The power of two that brings the largest number to less than 1, and mostly to no less than a half; and back."""
     program = tl.arange(0, BP)
     found = tl.max(tl.load(largest + program, mask=program < programs, other=0.0), axis=0)
-    exponent = found.to(tl.int32, bitcast=True) >> 23
-    return (tl.maximum(253 - exponent, 1) << 23).to(tl.float32, bitcast=True)
+    exponent = tl.maximum(253 - (found.to(tl.int32, bitcast=True) >> 23), 1)
+    return (exponent << 23).to(tl.float32, bitcast=True), ((254 - exponent) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -179,10 +178,37 @@ def of_square(a, b, c, d):
 
 
 @triton.jit
+def to_pixels(a, b, c, d, e, f, before, after):
+    """The transpose of what patches become, and what neighbours add: the one before its last, the one after its first."""
+    even_p, odd_p, even_q, odd_q = b + c, (b - c) * P, d + e, (d - e) * Q
+    return (
+        f * (P2 * Q2) - odd_p * Q2 - odd_q * P2 + before,
+        -a * (P2 + Q2) - even_p * Q2 - even_q * P2,
+        -f * (P2 + Q2) + odd_p + odd_q,
+        a + even_p + even_q + after * (P2 * Q2),
+    )
+
+
+@triton.jit
 def to_taps(a, b, c, d, e, f):
     """The transpose of what taps become."""
     even_p, odd_p, even_q, odd_q = (b + c) * AT_P, (b - c) * (P * AT_P), (d + e) * AT_Q, (d - e) * (Q * AT_Q)
     return a * AT_0 + even_p + even_q, odd_p + odd_q, even_p * P2 + even_q * Q2 + f
+
+
+@triton.jit
+def line_of_pixels(products, line: tl.constexpr, square, channels, there, left, right, rows, width):
+    places = line_of_places(products, line, square, channels, there, rows, width)
+    before = number(place_at(products, 6 * line + 5, square - 1, channels, rows, width), there & left)
+    after = number(place_at(products, 6 * line, square + 1, channels, rows, width), there & right)
+    return to_pixels(*places, before, after)
+
+
+@triton.jit
+def line_of_places(products, line: tl.constexpr, row, channels, there, rows, width):
+    at, far = place_at(products, 6 * line, row, channels, rows, width), rows * width
+    a, b, c, d = four(at, far, there)
+    return a, b, c, d, number(at + 4 * far, there), number(at + 5 * far, there)
 
 
 @triton.jit
@@ -192,24 +218,20 @@ def column_of(lines, place: tl.constexpr):
 
 @triton.jit
 def keep_places(out, values, place: tl.constexpr, row, channels, there, rows, width):
-    """A column of a square's."""
-    at = out + row[:, None] * width + channels[None, :]
+    """A column of them."""
     for line in tl.static_range(6):
-        tl.store(at + (6 * line + place) * rows * width, values[line], mask=there)
+        tl.store(place_at(out, 6 * line + place, row, channels, rows, width), values[line], mask=there)
 
 
 @triton.jit
-def line_of_places(products, line: tl.constexpr, row, channels, there, rows, width):
-    at = products + row[:, None] * width + channels[None, :] + 6 * line * rows * width
-    far = rows * width
-    return (
-        number(at, there),
-        number(at + far, there),
-        number(at + 2 * far, there),
-        number(at + 3 * far, there),
-        number(at + 4 * far, there),
-        number(at + 5 * far, there),
-    )
+def keep_pixels(at, values, far, factor, there):
+    for line in tl.static_range(4):
+        tl.store(at + line * far, values[line] * factor, mask=there)
+
+
+@triton.jit
+def four(at, far, there):
+    return number(at, there), number(at + far, there), number(at + 2 * far, there), number(at + 3 * far, there)
 
 
 @triton.jit
@@ -220,6 +242,16 @@ def number(at, there):
 @triton.jit
 def within(line, height):
     return ((line >= 0) & (line < height))[:, None]
+
+
+@triton.jit
+def place_at(places, place: tl.constexpr, row, channels, rows, width):
+    return places + place * rows * width + row[:, None] * width + channels[None, :]
+
+
+@triton.jit
+def pixel(x, image, line, column, height, across, channels, width):
+    return x + ((image * height + line) * across + column)[:, None] * width + channels[None, :]
 
 
 @triton.jit

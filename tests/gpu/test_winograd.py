@@ -1,0 +1,177 @@
+"""Wide convolutions by Winograd's method are torch's: values and gradients against float64, and the same training."""
+
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from codistill.engine import trainer
+from codistill.networks import kernels
+from codistill.networks.kernels import Apart, is_wide, own_kernels, weights_apart
+from codistill.networks.layers import Conv2d
+from codistill.recipes.schema import Runtime
+from tiny import tiny_recipe
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning"),
+]
+
+NEAR = 1.75
+"""How many times torch's distance from float64 ours may be: measured 1.35 to 1.55, where torch rounds once."""
+SHAPES = [(128, 320, 640, 8, 8), (16, 640, 320, 16, 16), (5, 352, 320, 4, 12), (1, 320, 336, 4, 4)]
+"""Images, channels before and after, height and width."""
+
+
+def a_convolution(channels: int, out_channels: int) -> Conv2d:
+    torch.manual_seed(1)
+    return Conv2d(channels, out_channels, 3).to("cuda", torch.bfloat16, memory_format=torch.channels_last)
+
+
+def a_map(*shape: int, size: float = 1.0) -> Tensor:
+    return (size * torch.randn(*shape, device="cuda")).to(torch.bfloat16, memory_format=torch.channels_last)
+
+
+def results(conv: nn.Conv2d, x: Tensor, towards: Tensor) -> list[Tensor]:
+    """The output, and the gradients of the input and the weight."""
+    x = x.clone().requires_grad_()
+    conv.weight.grad = None
+    out = conv(x)
+    out.backward(towards)
+    torch.cuda.synchronize()
+    return [out.detach(), x.grad, conv.weight.grad]  # type: ignore[list-item]
+
+
+def exact_results(conv: nn.Conv2d, x: Tensor, towards: Tensor) -> list[Tensor]:
+    exact, weight = x.double().requires_grad_(), conv.weight.detach().double().requires_grad_()
+    out = F.conv2d(exact, weight, padding=1)
+    out.backward(towards.double())
+    return [out.detach(), exact.grad, weight.grad]  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("apart", [False, True])
+def test_nearly_as_near_as_torchs(shape: tuple[int, ...], apart: bool) -> None:
+    images, channels, out_channels, *sides = shape
+    conv, x = a_convolution(channels, out_channels), a_map(images, channels, *sides).relu()
+    towards = a_map(images, out_channels, *sides)
+    lanes = Apart() if apart else None
+    with own_kernels(), weights_apart(lanes):
+        assert is_wide(x, conv)
+        ours = results(conv, x, towards)
+    if lanes:
+        lanes.join()
+        torch.cuda.synchronize()
+    torchs, truth = results(conv, x, towards), exact_results(conv, x, towards)
+    for our, their, true in zip(ours, torchs, truth, strict=True):
+        assert our.is_contiguous(memory_format=torch.channels_last)
+        assert torch.dist(our.double(), true) <= NEAR * torch.dist(their.double(), true)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_rounding_is_the_only_difference(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With products in float32 it is the convolution to float32's digits."""
+    from codistill.networks import winograd  # needs Triton
+
+    monkeypatch.setattr(winograd, "PRECISION", torch.float32)
+    images, channels, out_channels, *sides = shape
+    conv = a_convolution(channels, out_channels).float()
+    x, towards = a_map(images, channels, *sides).float(), a_map(images, out_channels, *sides).float()
+    leaf = x.clone().requires_grad_()
+    out = winograd.WinogradConvolution.apply(leaf, conv.weight, None)
+    out.backward(towards)
+    ours = [out.detach(), leaf.grad, conv.weight.grad]
+    for our, true in zip(ours, exact_results(conv, x, towards), strict=True):
+        assert torch.dist(our.double(), true) <= 1e-5 * true.norm()
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-9, 1e3, 1e30])
+def test_gradients_of_any_size(size: float) -> None:
+    conv, x, towards = a_convolution(320, 320), a_map(8, 320, 8, 8), a_map(8, 320, 8, 8, size=size)
+    with own_kernels():
+        ours = results(conv, x, towards)
+    torchs, truth = results(conv, x, towards), exact_results(conv, x, towards)
+    for our, their, true in zip(ours, torchs, truth, strict=True):
+        assert torch.dist(our.double(), true) <= NEAR * torch.dist(their.double(), true)
+
+
+def test_no_gradient_is_none_and_a_sick_one_stays_sick() -> None:
+    conv, x, nothing = a_convolution(320, 320), a_map(8, 320, 8, 8), a_map(8, 320, 8, 8, size=0.0)
+    with own_kernels():
+        assert not any(gradient.any() for gradient in results(conv, x, nothing)[1:])
+        for wrong in (float("nan"), float("inf")):
+            sick = nothing.clone()
+            sick[3, 5, 2, 1] = wrong
+            assert not any(gradient.isfinite().all() for gradient in results(conv, x, sick)[1:])
+
+
+def test_autocast_does_not_change_it() -> None:
+    conv, x, towards = a_convolution(320, 320), a_map(8, 320, 8, 8), a_map(8, 320, 8, 8)
+    with own_kernels():
+        alone = results(conv, x, towards)
+        with torch.autocast("cuda", torch.bfloat16):
+            inside = results(conv, x, towards)
+    assert all(map(torch.equal, alone, inside))
+
+
+def test_the_same_bits_every_time() -> None:
+    conv, x, towards = a_convolution(640, 640), a_map(128, 640, 8, 8), a_map(128, 640, 8, 8)
+    with own_kernels():
+        first, *others = ([tensor.clone() for tensor in results(conv, x, towards)] for _ in range(5))
+    assert len(others) == 4
+    assert all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
+
+
+def test_without_the_inputs_gradient() -> None:
+    conv, x, towards = a_convolution(320, 320), a_map(8, 320, 8, 8), a_map(8, 320, 8, 8)
+    with own_kernels():
+        *_, whole = results(conv, x, towards)
+        conv.weight.grad = None
+        conv(x).backward(towards)
+    assert torch.equal(conv.weight.grad, whole)  # type: ignore[arg-type]
+
+
+def test_others_are_left_to_torch() -> None:
+    conv, x = a_convolution(320, 320), a_map(8, 320, 8, 8)
+    narrow, apart, strided = a_convolution(256, 256), a_convolution(320, 328), Conv2d(320, 320, 3, stride=2)
+    whole = [conv.float(), x.float()]
+    conv = a_convolution(320, 320)
+    with own_kernels():
+        assert is_wide(x, conv)
+        assert not is_wide(a_map(8, 256, 8, 8), narrow)
+        assert not is_wide(x, apart)
+        assert not is_wide(x, strided.to("cuda", torch.bfloat16, memory_format=torch.channels_last))
+        assert not is_wide(a_map(8, 320, 14, 14), conv)
+        assert not is_wide(a_map(0, 320, 8, 8), conv)
+        assert not is_wide(whole[1], whole[0])  # type: ignore[arg-type]
+        assert not is_wide(x, conv.eval())
+    assert not is_wide(x, conv.train())
+
+
+def test_a_training_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recorded, with all convolutions that fit wide ones: not a bit differs from the training that never stopped."""
+    from codistill.networks import winograd
+
+    launched = []
+    launch = winograd.launch
+    monkeypatch.setattr(winograd, "launch", lambda kernel, *args: launched.append(kernel) or launch(kernel, *args))
+    monkeypatch.setattr(kernels, "WIDE_CHANNELS", 16)
+    monkeypatch.setattr(kernels, "SMALL_CHANNELS", 0)
+    runtime = Runtime(device="cuda", precision="bf16", compile=True, deterministic=True)
+    recipe = tiny_recipe(runtime=runtime.model_dump())
+
+    def run(out: Path, stop_at: int) -> list[str]:
+        asked = iter(range(1, 100))
+        for _ in trainer.train(recipe, out, stop=lambda: next(asked) == stop_at):
+            pass
+        files = [*sorted((out / "weights").iterdir()), out / "journal.jsonl"]
+        return [sha256(file.read_bytes()).hexdigest() for file in files]
+
+    whole = run(tmp_path / "whole", stop_at=99)
+    run(tmp_path / "halves", stop_at=5)
+    assert run(tmp_path / "halves", stop_at=99) == whole
+    assert winograd.pixels_of_places in launched
