@@ -67,7 +67,7 @@ def test_algorithms_are_tried_in_long_trainings_only(
     is_long: bool, training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it is recorded too: a trial there would be an error."""
-    monkeypatch.setattr("codistill.engine.training.LONG", 0 if is_long else 10**15)
+    monkeypatch.setattr("codistill.engine.training.LONG", 0 if is_long else 10**16)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)  # as on a GPU
     tries: list[bool] = []
     forward = SideBySide.forward

@@ -27,10 +27,11 @@ SMALL_UNIT, SMALL_CHANNELS, SMALL_WORK = 16, 64, 2**25
 """A 3×3 convolution is small if its channels are multiples of the first and no more than the second, and its products
 for a tap no more than the third. Measured on an H200: with 2^24, ours take half the time of the library's and of a
 kernel for the moments; with 2^29 they lose."""
-WIDE_UNIT, WIDE_CHANNELS = 16, 320
-"""A 3×3 convolution is wide if its channels, before and after, are multiples of the first and no fewer than the second.
-Measured on an H200, with both gradients, batches of 128: 577 µs instead of 1,070 with 1280 channels of 8×8, 257 instead
-of 333 with 320 of 16×16, 150 instead of 177 with 512 of 8×8; with 256 of 8×8 it loses, 80 to 60, with 160 of 32×32 475 to 442."""
+WIDE_UNIT, WIDE_CHANNELS, WIDE_WORK = 16, 160, 2**30
+"""A 3×3 convolution is wide if its channels, before and after, are multiples of the first and no fewer than the second,
+and its products for a tap no fewer than the third. Measured on an H200, batches of 128, with both gradients: with 1280
+channels of 8×8 Winograd's method takes 533 µs, the library 1,070; with 320 of 16×16 229 and 333, with 160 of 32×32 412
+and 442, with 512 of 8×8 130 and 177. With 256 of 8×8, which are 2^29 products, it loses, 67 to 60."""
 
 Value = TypeVar("Value")
 
@@ -187,8 +188,9 @@ def is_wide(x_BCHW: Tensor, conv: nn.Conv2d) -> bool:
         and x_BCHW.dtype is torch.bfloat16
         and of_out % WIDE_UNIT == of_source % WIDE_UNIT == 0
         and min(of_out, of_source) >= WIDE_CHANNELS
+        and x_BCHW.numel() * of_out >= WIDE_WORK
         and all(side % 4 == 0 for side in x_BCHW.shape[2:])
-        and 0 < places < 2**31
+        and places < 2**31
     )
 
 

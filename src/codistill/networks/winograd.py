@@ -29,7 +29,7 @@ PLACES, PIXELS = 36, 16
 """Of a square."""
 PRECISION = torch.float16
 """Of what is multiplied, and of the products."""
-ROWS, CHANNELS, WARPS = 2, 128, 4
+ROWS, CHANNELS, WARPS = 2, 64, 2
 """Squares and their channels that a program has in hand at once, and who share them."""
 NUMBERS = 4096
 """That a program has in hand at once while it looks for the largest."""
@@ -40,9 +40,7 @@ class WinogradConvolution(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, apart: Apart | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.apart = apart
-        with torch.autocast(x.device.type, enabled=False):  # which would cast what is multiplied
-            products = torch.bmm(of_map(places_of_patches, x), of_weight(weight).mT)
-        return to_map(squares_of_places, products, x)
+        return to_map(squares_of_places, product(of_map(places_of_patches, x), of_weight(weight).mT), x)
 
     @staticmethod
     @once_differentiable
@@ -55,15 +53,21 @@ class WinogradConvolution(torch.autograd.Function):
         of_taps = weight_gradient(ctx.apart, weight, compute, (of_products, x, largest))
         if not ctx.needs_input_grad[0]:
             return None, of_taps, None
-        of_patches = torch.bmm(of_products, of_weight(weight))
+        of_patches = product(of_products, of_weight(weight))
         return to_map(pixels_of_places, of_patches, gradient, largest), of_taps, None
 
 
 def gradient_of_weight(of_products: Tensor, x: Tensor, weight: Tensor, largest: Tensor) -> Tensor:
-    products = torch.bmm(of_products.mT, of_map(places_of_patches, x))
+    products = product(of_products.mT, of_map(places_of_patches, x))
     out = torch.empty_like(weight, memory_format=torch.channels_last)
     launch(taps_of_places, products, out, largest, products)
     return out
+
+
+def product(places: Tensor, others: Tensor) -> Tensor:
+    """Of two matrices for every place; autocast would make them less precise."""
+    with torch.autocast(places.device.type, enabled=False):
+        return torch.bmm(places, others)
 
 
 def of_weight(weight: Tensor) -> Tensor:

@@ -3,12 +3,11 @@
 A map is cut into squares. A square's outputs depend on the patch of 6×6 pixels around it: both the patch and the taps
 become 36 numbers, which are multiplied place by place, and the products become the square's outputs: 36 multiplications
 where convolving takes 144. In other words, polynomials are multiplied by their values at 0, ±P, ±Q and infinity; these
-points keep rounding low. Gradients go the same way back: what was read from a patch is added to it. Numbers of one place
-lie together, a matrix of ``rows`` (squares, or the weight's channels after the convolution) and ``width`` channels. Sums
-are in float32.
+points keep rounding low. Gradients go the same way back: what was read from a patch is added to it.
 
-Gradients would leave float16's range. They are multiplied by a power of two, of which ``largest`` tells: the largest
-number that each of some ``programs`` met.
+Numbers of one place lie together, a matrix of ``rows`` (squares, or the weight's channels after the convolution) and
+``width`` channels. Sums are in float32. Gradients would leave float16's range: they are multiplied by a power of two,
+of which ``largest`` tells, the largest number that each of some ``programs`` met.
 """
 
 import triton
@@ -91,8 +90,7 @@ def pixels_of_places(
     products, out, largest, programs, rows, height, across, width, BM: tl.constexpr, BC: tl.constexpr,
     BP: tl.constexpr,
 ):  # fmt: skip
-    """The input's gradient, of that of its patches' places: a square's pixels are in its own patch and, at its edges, in
-    those of its neighbours."""
+    """The input's gradient, of the patches' places': a square's outermost pixels are in its neighbours' patches too."""
     square, channels, there = own_tile(rows, width, BM, BC)
     image, line, column = corner(square, height, across)
     above, below = there & (line > 0)[:, None], there & (line + 4 < height)[:, None]
@@ -179,7 +177,7 @@ def of_square(a, b, c, d):
 
 @triton.jit
 def to_pixels(a, b, c, d, e, f, before, after):
-    """The transpose of what patches become, and what neighbours add: the one before its last, the one after its first."""
+    """The transpose of what patches become, and what neighbours add, the one before and the one after."""
     even_p, odd_p, even_q, odd_q = b + c, (b - c) * P, d + e, (d - e) * Q
     return (
         f * (P2 * Q2) - odd_p * Q2 - odd_q * P2 + before,
@@ -264,7 +262,7 @@ def corner(square, height, across):
 
 @triton.jit
 def own_tile(rows, width, BM: tl.constexpr, BC: tl.constexpr):
-    """Its rows, channels, and which of them there are. Tiles are counted along one axis: CUDA's others end at 65,535."""
+    """Its rows, its channels, and which there are. Tiles are counted along one axis: CUDA's others end at 65,535."""
     columns = tl.cdiv(width, BC)
     row = tl.program_id(0) // columns * BM + tl.arange(0, BM)
     channels = tl.program_id(0) % columns * BC + tl.arange(0, BC)
