@@ -29,6 +29,17 @@ def test_steps_are_quoted_as_they_were_printed() -> None:
             assert " | ".join(f"{ms:.2f}" for ms in found["parts_ms"].values()) in RESULTS, found["recipe"]
 
 
+def test_errors_are_quoted_as_they_were_printed() -> None:
+    files = sorted(MEASURED.glob("*-rounding.md"))
+    assert files
+    for file in files:
+        _, _, *rows = file.read_text(encoding="utf-8").splitlines()
+        assert len(rows) == 3
+        for row in rows:
+            _, numbers = row.strip("| ").split(" | ", maxsplit=1)
+            assert f"| {numbers} |" in RESULTS, row
+
+
 def test_scaling_is_quoted_as_it_was_printed() -> None:
     files = sorted(MEASURED.glob("*-scaling.md"))
     assert files
