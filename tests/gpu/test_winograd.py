@@ -51,6 +51,12 @@ def results(conv: nn.Conv2d, x: Tensor, towards: Tensor) -> list[Tensor]:
     return [out.detach(), x.grad, conv.weight.grad]  # type: ignore[list-item]
 
 
+def our_results(conv: nn.Conv2d, x: Tensor, towards: Tensor) -> list[Tensor]:
+    with own_kernels():
+        assert is_wide(x, conv)  # else they would be torch's
+        return results(conv, x, towards)
+
+
 def exact_results(conv: nn.Conv2d, x: Tensor, towards: Tensor) -> list[Tensor]:
     exact, weight = x.double().requires_grad_(), conv.weight.detach().double().requires_grad_()
     out = F.conv2d(exact, weight, padding=1)
@@ -65,9 +71,8 @@ def test_nearly_as_near_as_torchs(shape: tuple[int, ...], apart: bool) -> None:
     conv, x = a_convolution(channels, out_channels), a_map(images, channels, *sides).relu()
     towards = a_map(images, out_channels, *sides)
     lanes = Apart() if apart else None
-    with own_kernels(), weights_apart(lanes):
-        assert is_wide(x, conv)
-        ours = results(conv, x, towards)
+    with weights_apart(lanes):
+        ours = our_results(conv, x, towards)
     if lanes:
         lanes.join()
         torch.cuda.synchronize()
@@ -97,45 +102,60 @@ def test_rounding_is_the_only_difference(shape: tuple[int, ...], monkeypatch: py
 @pytest.mark.parametrize("size", [1e-30, 1e-9, 1e3, 1e30])
 def test_gradients_of_any_size(size: float) -> None:
     conv, x, towards = a_convolution(320, 320), a_map(8, 320, 8, 8), a_map(8, 320, 8, 8, size=size)
-    with own_kernels():
-        ours = results(conv, x, towards)
-    torchs, truth = results(conv, x, towards), exact_results(conv, x, towards)
+    ours, torchs, truth = (found(conv, x, towards) for found in (our_results, results, exact_results))
     for our, their, true in zip(ours, torchs, truth, strict=True):
         assert torch.dist(our.double(), true) <= NEAR * torch.dist(their.double(), true)
 
 
 def test_no_gradient_is_none_and_a_sick_one_stays_sick() -> None:
     conv, x, nothing = a_convolution(320, 320), a_map(8, 320, 8, 8), a_map(8, 320, 8, 8, size=0.0)
-    with own_kernels():
-        assert not any(gradient.any() for gradient in results(conv, x, nothing)[1:])
-        for wrong in (float("nan"), float("inf")):
-            sick = nothing.clone()
-            sick[3, 5, 2, 1] = wrong
-            assert not any(gradient.isfinite().all() for gradient in results(conv, x, sick)[1:])
+    assert not any(gradient.any() for gradient in our_results(conv, x, nothing)[1:])
+    for wrong in (float("nan"), float("inf")):
+        sick = nothing.clone()
+        sick[3, 5, 2, 1] = wrong
+        assert not any(gradient.isfinite().all() for gradient in our_results(conv, x, sick)[1:])
+
+
+@pytest.mark.parametrize("lies", ["channels first", "expanded"])
+def test_gradients_however_they_lie(lies: str) -> None:
+    conv, x = a_convolution(160, 176), a_map(2, 160, 8, 8)
+    towards = a_map(2, 176, 8, 8).contiguous() if lies == "channels first" else a_map(1, 1, 1, 1).expand(2, 176, 8, 8)
+    as_usual = towards.clone(memory_format=torch.channels_last)
+    assert towards.stride() != as_usual.stride()
+    assert all(map(torch.equal, our_results(conv, x, towards), our_results(conv, x, as_usual)))
+
+
+def test_gradients_add_up() -> None:
+    conv, x, towards = a_convolution(160, 176), a_map(2, 160, 8, 8), a_map(2, 176, 8, 8)
+    *_, once = our_results(conv, x, towards)
+    conv.weight.grad, lanes = None, Apart()
+    with own_kernels(), weights_apart(lanes):
+        for _ in range(2):
+            conv(x).backward(towards)
+    lanes.join()
+    torch.testing.assert_close(conv.weight.grad, 2 * once)
 
 
 def test_autocast_does_not_change_it() -> None:
     conv, x, towards = a_convolution(320, 320), a_map(8, 320, 8, 8), a_map(8, 320, 8, 8)
-    with own_kernels():
-        alone = results(conv, x, towards)
-        with torch.autocast("cuda", torch.bfloat16):
-            inside = results(conv, x, towards)
+    alone = our_results(conv, x, towards)
+    with torch.autocast("cuda", torch.bfloat16):
+        inside = our_results(conv, x, towards)
     assert all(map(torch.equal, alone, inside))
 
 
 def test_the_same_bits_every_time() -> None:
     conv, x, towards = a_convolution(640, 640), a_map(128, 640, 8, 8), a_map(128, 640, 8, 8)
-    with own_kernels():
-        first, *others = ([tensor.clone() for tensor in results(conv, x, towards)] for _ in range(5))
+    first, *others = (our_results(conv, x, towards) for _ in range(5))
     assert len(others) == 4
     assert all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
 
 
 def test_without_the_inputs_gradient() -> None:
     conv, x, towards = a_convolution(320, 320), a_map(8, 320, 8, 8), a_map(8, 320, 8, 8)
+    *_, whole = our_results(conv, x, towards)
+    conv.weight.grad = None
     with own_kernels():
-        *_, whole = results(conv, x, towards)
-        conv.weight.grad = None
         conv(x).backward(towards)
     assert torch.equal(conv.weight.grad, whole)  # type: ignore[arg-type]
 
@@ -152,6 +172,8 @@ def test_others_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not is_wide(a_map(0, 320, 8, 8), conv)
         assert not is_wide(x.float(), a_convolution(320, 320).float())
         assert not is_wide(x, a_convolution(320, 320).eval())
+        assert not is_wide(x.contiguous(), conv)
+        assert not is_wide(x, Conv2d(320, 320, 3).to("cuda", torch.bfloat16))
         monkeypatch.setattr(kernels, "WIDE_WORK", 8 * 8 * 8 * 320 * 320 + 1)
         assert not is_wide(x, conv)
         monkeypatch.setattr(kernels, "WIDE_WORK", 8 * 8 * 8 * 320 * 320)

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 import zoo
 from codistill import Cohort
 from codistill.engine.sections import runs_own_kernels
+from codistill.networks import kernels
 from codistill.networks.densenet import DenseLayer, DenseStage, transition
 from codistill.networks.kernels import fit, halved, is_small, own_kernels
 from codistill.networks.layers import Conv2d, Halving, Normalised, brings_kernels, conv_norm_relu
@@ -146,3 +147,20 @@ def test_small_convolutions_are_ours(
     with torch.device("meta"):
         layer = Conv2d(channels, channels, **{"kernel": 3, **options}).to(memory_format=torch.channels_last)
         assert is_small(torch.empty(images, channels, 32, 32, dtype=torch.bfloat16), layer) is expected
+
+
+@pytest.mark.parametrize(
+    ("images", "channels", "fits"),
+    [(186_413, 320, True), (186_414, 320, False), (2, 7712, True), (2, 7728, False)],
+    ids=["maps", "maps too large", "a weight", "a weight too large"],
+)
+def test_wide_convolutions_count_their_places_in_32_bits(
+    images: int, channels: int, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 36 to every 4×4 pixels of a channel, and 36 to every 3×3 taps."""
+    monkeypatch.setattr(kernels, "wanted", lambda x, layer: True)  # as on a GPU
+    as_on_a_gpu = {"device": "meta", "dtype": torch.bfloat16, "memory_format": torch.channels_last}
+    x = torch.empty(images, channels, 4, 4, **as_on_a_gpu)  # type: ignore[call-overload]
+    with torch.device("meta"):
+        conv = Conv2d(channels, channels, 3)
+    assert kernels.is_wide(x, conv.to(memory_format=torch.channels_last)) is fits

@@ -19,7 +19,8 @@ Bounds = tuple[float | None, float | None]
 """Between what an activation keeps its values: ReLU above 0, ReLU6 also below 6."""
 
 LAG = 4
-"""How many weight gradients may wait to be computed; each holds two feature maps."""
+"""How many weight gradients may wait to be computed; each holds two feature maps, of a wide convolution
+more than three."""
 
 USUAL_EPS = 1e-5
 """Of a normalisation, which adds it to the variance."""
@@ -180,22 +181,22 @@ def is_small(x_BCHW: Tensor, conv: nn.Conv2d) -> bool:
 
 def is_wide(x_BCHW: Tensor, conv: nn.Conv2d) -> bool:
     """The same for one of many channels in bfloat16, on maps that squares of 4×4 pixels fill."""
-    of_out, of_source = conv.weight.shape[:2]
-    places = 36 * (x_BCHW.numel() // of_source // 16) * max(of_out, of_source)
+    out_channels, channels = conv.weight.shape[:2]
+    squares = x_BCHW.numel() // channels // 16
     return (
         wanted(x_BCHW, conv)
         and is_plain(conv)
         and x_BCHW.dtype is torch.bfloat16
-        and of_out % WIDE_UNIT == of_source % WIDE_UNIT == 0
-        and min(of_out, of_source) >= WIDE_CHANNELS
-        and x_BCHW.numel() * of_out >= WIDE_WORK
+        and channels % WIDE_UNIT == out_channels % WIDE_UNIT == 0
+        and min(channels, out_channels) >= WIDE_CHANNELS
+        and x_BCHW.numel() * out_channels >= WIDE_WORK
         and all(side % 4 == 0 for side in x_BCHW.shape[2:])
-        and places < 2**31
+        and 36 * max(squares, out_channels) * max(channels, out_channels) < 2**31  # places of maps and of the weight
     )
 
 
 def is_plain(conv: nn.Conv2d) -> bool:
-    """3×3, stride 1, padding 1, and its weight channels last."""
+    """3×3, stride 1, padding 1, in one group, and its weight channels last."""
     shape = conv.kernel_size, conv.stride, conv.padding, conv.groups
     return shape == ((3, 3), (1, 1), (1, 1), 1) and conv.weight.is_contiguous(memory_format=torch.channels_last)
 
