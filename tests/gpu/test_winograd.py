@@ -107,6 +107,14 @@ def test_gradients_of_any_size(size: float) -> None:
         assert torch.dist(our.double(), true) <= NEAR * torch.dist(their.double(), true)
 
 
+def test_a_gradient_that_is_the_same_everywhere() -> None:
+    """So that nothing cancels in the sums over 8,192 squares, which stay inside float16's range."""
+    conv, x = a_convolution(160, 160), a_map(128, 160, 32, 32).relu()
+    ours, torchs, truth = (found(conv, x, torch.ones_like(x)) for found in (our_results, results, exact_results))
+    for our, their, true in zip(ours, torchs, truth, strict=True):
+        assert torch.dist(our.double(), true) <= NEAR * torch.dist(their.double(), true)
+
+
 def test_no_gradient_is_none_and_a_sick_one_stays_sick() -> None:
     conv, x, nothing = a_convolution(320, 320), a_map(8, 320, 8, 8), a_map(8, 320, 8, 8, size=0.0)
     assert not any(gradient.any() for gradient in our_results(conv, x, nothing)[1:])

@@ -3,8 +3,8 @@
 It multiplies in float16, which has three bits more than bfloat16: what is rounded on the way costs no more than the
 result's own rounding to bfloat16, and of the input's gradient up to 1.6 times as much. A normalised map stays far
 inside float16's range; gradients are scaled into it. The weight's, sums over all squares, come nearest to its end,
-65,504: WRN-16-2's reached 1,600 on CIFAR. They pass it where a gradient is nearly constant over thousands of squares,
-which it is not in front of a normalisation: that makes its mean zero.
+65,504: WRN-16-2's reached 200 on 64 images of CIFAR. They would pass it where a gradient is constant over tens of
+thousands of squares, which it is not in front of a normalisation: that makes its mean zero.
 """
 
 import math

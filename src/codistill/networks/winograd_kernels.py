@@ -139,10 +139,13 @@ def find_largest(x, largest, numbers, BN: tl.constexpr, STAGES: tl.constexpr):
 
 @triton.jit
 def scales(largest, programs, BP: tl.constexpr):
-    """The power of two that brings the largest number to less than 1, and mostly to no less than a half; and back."""
+    """The power of two that brings the largest number to about 1/16, as far as there is one; and the one that undoes it.
+
+    Sums over all squares then have room above, and what is a thousandth of the largest has its digits below.
+    """
     program = tl.arange(0, BP)
     found = tl.max(tl.load(largest + program, mask=program < programs, other=0.0), axis=0)
-    exponent = tl.maximum(253 - (found.to(tl.int32, bitcast=True) >> 23), 1)
+    exponent = tl.maximum(250 - (found.to(tl.int32, bitcast=True) >> 23), 1)
     return (exponent << 23).to(tl.float32, bitcast=True), ((254 - exponent) << 23).to(tl.float32, bitcast=True)
 
 
