@@ -139,7 +139,7 @@ def find_largest(x, largest, numbers, BN: tl.constexpr, STAGES: tl.constexpr):
 
 @triton.jit
 def scales(largest, programs, BP: tl.constexpr):
-    """The power of two that brings the largest number to about 1/16, as far as there is one; and the one that undoes it.
+    """The power of two that brings the largest number to about 1/16, as far as there is one, and the one back.
 
     Sums over all squares then have room above, and what is a thousandth of the largest has its digits below.
     """
