@@ -10,7 +10,7 @@ after the last epoch, the mean of both networks, for every seed.
 
 import argparse
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
@@ -40,12 +40,8 @@ def error(way: str, seed: int, changes: Sequence[str]) -> float:
     """Of the last epoch, in percent."""
     own = "data.image_size=16", f"runtime.precision={WAYS[way]}", f"seed={seed}"
     recipe = recipes.get("quickstart", [*own, *changes])
-    with TemporaryDirectory() as folder:
-        if way == "winograd":
-            with all_wide():
-                *_, last = trainer.train(recipe, Path(folder) / "run")
-        else:
-            *_, last = trainer.train(recipe, Path(folder) / "run")
+    with TemporaryDirectory() as folder, all_wide() if way == "winograd" else nullcontext():
+        *_, last = trainer.train(recipe, Path(folder) / "run")
     return fmean(last.metrics[f"{name}/final"].top1_error for name in recipe.networks)
 
 

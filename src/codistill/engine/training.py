@@ -25,7 +25,7 @@ from codistill.transfer.objective import Loss, Objective
 SHARPENED = 3
 LONG = 10**16
 """Weights times images of a training: with the paper's recipes and heads 3·10^15 for WRN-28-10 twins on CIFAR, which
-take 45 minutes on an H200, and 2·10^16 for ResNet-50 & ResNet-18 on ImageNet, which take hours. Trials of convolutions
+take 47 minutes on an H200, and 2·10^16 for ResNet-50 & ResNet-18 on ImageNet, which take hours. Trials of convolutions
 take ten seconds or more at every start, and gain 2 % of the first; nothing that was seen of smaller ones.
 """
 

@@ -13,6 +13,8 @@ of which ``largest`` tells, the largest number that each of some ``programs`` me
 import triton
 import triton.language as tl
 
+from codistill.networks.norm_kernels import own_tile
+
 P: tl.constexpr = tl.constexpr(3 / 4)
 Q: tl.constexpr = tl.constexpr(3 / 2)
 P2: tl.constexpr = tl.constexpr(9 / 16)
@@ -28,7 +30,7 @@ SIZES = ["rows", "height", "across", "programs"]
 
 @triton.jit(do_not_specialize=SIZES)
 def places_of_patches(x, out, rows, height, across, width, BM: tl.constexpr, BC: tl.constexpr):
-    square, channels, there = own_tile(rows, width, BM, BC)
+    square, channels, there = own_numbers(rows, width, BM, BC)
     image, line, column = corner(square, height, across)
     lines = ()
     for place in tl.static_range(6):
@@ -42,7 +44,7 @@ def places_of_patches(x, out, rows, height, across, width, BM: tl.constexpr, BC:
 
 @triton.jit(do_not_specialize=SIZES)
 def squares_of_places(products, out, rows, height, across, width, BM: tl.constexpr, BC: tl.constexpr):
-    square, channels, there = own_tile(rows, width, BM, BC)
+    square, channels, there = own_numbers(rows, width, BM, BC)
     lines = ()
     for place in tl.static_range(6):
         lines += (to_square(*line_of_places(products, place, square, channels, there, rows, width)),)
@@ -54,7 +56,7 @@ def squares_of_places(products, out, rows, height, across, width, BM: tl.constex
 
 @triton.jit(do_not_specialize=SIZES)
 def places_of_taps(weight, out, rows, width, BM: tl.constexpr, BC: tl.constexpr):
-    row, channels, there = own_tile(rows, width, BM, BC)
+    row, channels, there = own_numbers(rows, width, BM, BC)
     at = weight + row[:, None] * width * 9 + channels[None, :]
     lines = ()
     for line in tl.static_range(3):
@@ -71,7 +73,7 @@ def places_of_squares(
     BP: tl.constexpr,
 ):  # fmt: skip
     """The products' gradients, of the outputs'."""
-    square, channels, there = own_tile(rows, width, BM, BC)
+    square, channels, there = own_numbers(rows, width, BM, BC)
     image, line, column = corner(square, height, across)
     factor, _ = scales(largest, programs, BP)
     lines = ()
@@ -91,7 +93,7 @@ def pixels_of_places(
     BP: tl.constexpr,
 ):  # fmt: skip
     """The input's gradient, of the patches' places': a square's outermost pixels are in its neighbours' patches too."""
-    square, channels, there = own_tile(rows, width, BM, BC)
+    square, channels, there = own_numbers(rows, width, BM, BC)
     image, line, column = corner(square, height, across)
     above, below = there & (line > 0)[:, None], there & (line + 4 < height)[:, None]
     left, right = (column > 0)[:, None], (column + 4 < across)[:, None]
@@ -115,7 +117,7 @@ def taps_of_places(
     products, out, largest, programs, rows, width, BM: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr
 ):  # fmt: skip
     """The taps' gradient, of that of their places."""
-    row, channels, there = own_tile(rows, width, BM, BC)
+    row, channels, there = own_numbers(rows, width, BM, BC)
     lines = ()
     for place in tl.static_range(6):
         lines += (to_taps(*line_of_places(products, place, row, channels, there, rows, width)),)
@@ -264,9 +266,8 @@ def corner(square, height, across):
 
 
 @triton.jit
-def own_tile(rows, width, BM: tl.constexpr, BC: tl.constexpr):
-    """Its rows, its channels, and which there are. Tiles are counted along one axis: CUDA's others end at 65,535."""
-    columns = tl.cdiv(width, BC)
-    row = tl.program_id(0) // columns * BM + tl.arange(0, BM)
-    channels = tl.program_id(0) % columns * BC + tl.arange(0, BC)
+def own_numbers(rows, width, BM: tl.constexpr, BC: tl.constexpr):
+    """The rows and channels of a tile, and which of its numbers there are."""
+    first, channels = own_tile(width, BM, BC)
+    row = first + tl.arange(0, BM)
     return row, channels, (row < rows)[:, None] & (channels < width)[None, :]
