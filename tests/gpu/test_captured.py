@@ -210,6 +210,26 @@ def test_fused_sgd_touches_nothing_of_a_network_that_is_left_out() -> None:
     assert torch.equal(copies[1], weights[1].bfloat16())
 
 
+@pytest.mark.parametrize("part", ["gradient", "momentum"])
+def test_fused_sgd_refuses_what_lies_otherwise_in_memory(part: str) -> None:
+    """It reads memory without strides: a gradient with channels first would be another weight's."""
+    from codistill.engine.fused_sgd import FusedSgd
+
+    weight = nn.Parameter(torch.randn(8, 4, 3, 3, device="cuda").to(memory_format=torch.channels_last))
+    copy = nn.Parameter(weight.detach().bfloat16())
+    optimizer = sgd_with_two_groups([weight], True)
+    if part == "momentum":
+        optimizer.state[weight]["momentum_buffer"] = torch.zeros(8, 4, 3, 3, device="cuda")
+
+    def update() -> None:
+        fused = FusedSgd([weight], [copy], {"a": optimizer}, {"a": torch.tensor(1.0, device="cuda")})
+        copy.grad = torch.zeros(8, 4, 3, 3, device="cuda", dtype=torch.bfloat16)
+        fused.update()
+
+    with pytest.raises(ValueError, match=r"\[8, 4, 3, 3\] has strides"):
+        update()
+
+
 def sgd_with_two_groups(weights: list[nn.Parameter], nesterov: bool) -> torch.optim.SGD:
     groups = [
         {"params": weights[:1], "lr": torch.tensor(0.1, device="cuda"), "weight_decay": 0.01},

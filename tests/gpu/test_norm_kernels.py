@@ -99,6 +99,20 @@ def test_a_sum_brings_the_moments_of_its_channels(dtype: torch.dtype) -> None:
     assert torch.equal(y.grad, torch.full_like(y, 2))
 
 
+def test_a_first_pixel_that_holds_nearly_all_of_the_variance() -> None:
+    x = 1e-3 * images(128, 32, 32, 32, dtype=torch.float32, seed=2)
+    x[0, :, 0, 0] = 1.0
+    layer = a_layer(32, None)
+    with own_kernels():
+        layer(x)
+    variance, mean = torch.var_mean(x.double(), (0, 2, 3))
+    torch.testing.assert_close(layer[0].running_var.double(), 0.9 + 0.1 * variance, rtol=1e-7, atol=0)
+    with own_kernels():
+        moments = added(x, torch.zeros_like(x), a_layer(32, None)[0]).moments[0]
+    torch.testing.assert_close(moments[2].double(), x.double().var((0, 2, 3), correction=0), rtol=1e-4, atol=0)
+    torch.testing.assert_close(moments[0].double(), mean, rtol=1e-4, atol=1e-7)
+
+
 def test_the_same_bits_every_time() -> None:
     x, towards = (
         images(128, 160, 32, 32, dtype=torch.bfloat16, seed=2),

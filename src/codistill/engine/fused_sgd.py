@@ -92,6 +92,7 @@ class FusedSgd:
         for weight, copy in learning:
             name, optimizer, group = home[weight]
             momentum = optimizer.state[weight]["momentum_buffer"]
+            check_layout(copy, weight, momentum)
             chunks.append(_chunks(weight, momentum, copy, group["lr"], factors[name]))
         self.chunks_each = torch.tensor([len(rows) for rows in chunks])
         self.rows = torch.cat(chunks)
@@ -103,7 +104,10 @@ class FusedSgd:
         self.addresses: list[int] = []
 
     def update(self) -> None:
-        self.addresses = [gradient_of(copy).data_ptr() for copy in self.copies]
+        gradients = [gradient_of(copy) for copy in self.copies]
+        for copy, gradient in zip(self.copies, gradients, strict=True):
+            check_layout(copy, gradient)
+        self.addresses = [gradient.data_ptr() for gradient in gradients]
         if not torch.cuda.is_current_stream_capturing():
             self.recorded()
         aligned = all(address % ALIGNMENT == 0 for address in self.addresses)
@@ -125,6 +129,22 @@ def gradient_of(copy: Tensor) -> Tensor:
             "own SGD; type runtime.capture=false"
         )
     return copy.grad
+
+
+def check_layout(copy: Tensor, *others: Tensor) -> None:
+    """Raises ValueError unless all have the same order in memory, which the kernel reads without strides."""
+    order = memory_order(copy)
+    for other in others:
+        if memory_order(other) != order or other.numel() != copy.numel():
+            raise ValueError(
+                f"a weight of shape {list(copy.shape)} has strides {copy.stride()}, and its gradient, momentum or "
+                f"float32 weight {other.stride()}: a captured step would mix them up; type runtime.capture=false"
+            )
+
+
+def memory_order(tensor: Tensor) -> list[int]:
+    """Strides of the axes that have more than one element: those of others have no meaning."""
+    return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
 
 
 def _chunks(weight: Tensor, momentum: Tensor, copy: Tensor, rate: Tensor, factor: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ every run gives the same bits. Triton comes with torch for CUDA.
 import triton
 import triton.language as tl
 
+SHIFT_PIXELS: tl.constexpr = tl.constexpr(16)
 SIZES = ["pitch", "out_pitch", "gradient_pitch", "source_pitch", "total", "rows", "source_rows"]
 """For all of which one compiled kernel will do."""
 
@@ -20,12 +21,15 @@ def statistics(
 ):  # fmt: skip
     """The moments of every channel of x, or of the sum of x and what is added, which is written to out.
 
-    Sums are of differences to a channel's first pixel: a large mean is no loss of digits.
+    Sums are of differences to the mean of a channel's first pixels: a large mean is no loss of digits. Of several,
+    since one of them may hold nearly all of the variance.
     """
     channels, there = own_channels(width, BC)
-    shift = tl.load(x + channels, mask=there, other=0.0).to(tl.float32)
+    shift_at, shift_here = tile(0, rows, pitch * UNIT, channels, width, SHIFT_PIXELS)
+    first_pixels = tl.load(x + shift_at, mask=shift_here, other=0.0).to(tl.float32)
     if added is not None:
-        shift += tl.load(added + channels, mask=there, other=0.0).to(tl.float32)
+        first_pixels += tl.load(added + shift_at, mask=shift_here, other=0.0).to(tl.float32)
+    shift = tl.sum(first_pixels, axis=0) / tl.minimum(rows, SHIFT_PIXELS)
     first, second = tl.zeros((BM, BC), tl.float32), tl.zeros((BM, BC), tl.float32)
     for start in tl.range(tl.program_id(1) * BM, rows, tl.num_programs(1) * BM, num_stages=STAGES):
         at, here = tile(start, rows, pitch * UNIT, channels, pitch * UNIT, BM)

@@ -1,13 +1,14 @@
-"""Triton's kernels around the products of Winograd's convolution of squares of 4×4 pixels with 3×3 taps.
+"""Triton's kernels around the products of Winograd's convolution F(4×4, 3×3) (Lavin & Gray, CVPR 2016).
 
-A map is cut into squares. A square's outputs depend on the patch of 6×6 pixels around it: both the patch and the taps
-become 36 numbers, which are multiplied place by place, and the products become the square's outputs: 36 multiplications
-where convolving takes 144. In other words, polynomials are multiplied by their values at 0, ±P, ±Q and infinity; these
-points keep rounding low. Gradients go the same way back: what was read from a patch is added to it.
+A map is cut into squares of 4×4 pixels. A square's outputs depend on the patch of 6×6 pixels around it: both the patch
+and the taps become 36 numbers, which are multiplied place by place, and the products become the square's outputs: 36
+multiplications where convolving takes 144. In other words, polynomials are multiplied by their values at 0, ±P, ±Q and
+infinity. Gradients go the same way back: what was read from a patch is added to it.
 
 Numbers of one place lie together, a matrix of ``rows`` (squares, or the weight's channels after the convolution) and
-``width`` channels. Sums are in float32. Gradients would leave float16's range: they are multiplied by a power of two,
-of which ``largest`` tells, the largest number that each of some ``programs`` met.
+``width`` channels. Sums are in float32. Gradients would leave float16's range, and those of one image may be a
+millionth of another's: each image's are multiplied by a power of two of its own, from ``largest``, which has the
+largest magnitude in each of ``parts`` pieces of every image.
 """
 
 import triton
@@ -15,23 +16,36 @@ import triton.language as tl
 
 from codistill.networks.norm_kernels import own_tile
 
-P: tl.constexpr = tl.constexpr(3 / 4)
+P: tl.constexpr = tl.constexpr(5 / 8)
 Q: tl.constexpr = tl.constexpr(3 / 2)
-P2: tl.constexpr = tl.constexpr(9 / 16)
+"""Of multiples of 1/32 and 1/16, among those with the least rounding error, for random maps and for constant ones."""
+P2: tl.constexpr = tl.constexpr(25 / 64)
 Q2: tl.constexpr = tl.constexpr(9 / 4)
-AT_0: tl.constexpr = tl.constexpr(1 / (9 / 16 * 9 / 4))
-AT_P: tl.constexpr = tl.constexpr(1 / (2 * 9 / 16 * (9 / 16 - 9 / 4)))
-AT_Q: tl.constexpr = tl.constexpr(1 / (2 * 9 / 4 * (9 / 4 - 9 / 16)))
+AT_0: tl.constexpr = tl.constexpr(1 / (25 / 64 * 9 / 4))
+AT_P: tl.constexpr = tl.constexpr(1 / (2 * 25 / 64 * (25 / 64 - 9 / 4)))
+AT_Q: tl.constexpr = tl.constexpr(1 / (2 * 9 / 4 * (9 / 4 - 25 / 64)))
 """What the taps' values at a point are multiplied by, so that products become outputs by powers of P and Q alone."""
+TAPS_SCALE: tl.constexpr = tl.constexpr(16.0)
+"""Taps are multiplied by it, and what was multiplied by them divided: small weights keep their digits in float16."""
 
-SIZES = ["rows", "height", "across", "programs"]
+SIZES = ["rows", "height", "across", "images", "parts"]
 """For all of which one compiled kernel will do."""
 
 
 @triton.jit(do_not_specialize=SIZES)
-def places_of_patches(x, out, rows, height, across, width, BM: tl.constexpr, BC: tl.constexpr):
+def places_of_patches(
+    x, out, largest, images, parts, rows, height, across, width, BM: tl.constexpr, BC: tl.constexpr,
+    BP: tl.constexpr, BL: tl.constexpr,
+):  # fmt: skip
+    """With ``largest``, an image's are divided by how much further its gradients are scaled than the batch's largest.
+
+    In the weight's gradient, a sum over all images, their products then count as they should.
+    """
     square, channels, there = own_numbers(rows, width, BM, BC)
     image, line, column = corner(square, height, across)
+    if largest is not None:
+        further = image_exponent(largest, image, images, parts, BP) - batch_exponent(largest, images * parts, BL)
+        factor = power_of_two(tl.maximum(127 - further, 0))[:, None]
     lines = ()
     for place in tl.static_range(6):
         at = pixel(x, image, line + place - 1, column - 1, height, across, channels, width)
@@ -39,7 +53,10 @@ def places_of_patches(x, out, rows, height, across, width, BM: tl.constexpr, BC:
         left, right = inside & (column > 0)[:, None], inside & (column + 4 < across)[:, None]
         lines += (of_patch(number(at, left), *four(at + width, width, inside), number(at + 5 * width, right)),)
     for place in tl.static_range(6):
-        keep_places(out, of_patch(*column_of(lines, place)), place, square, channels, there, rows, width)
+        values = of_patch(*column_of(lines, place))
+        if largest is not None:
+            values = times(values, factor)
+        keep_places(out, values, place, square, channels, there, rows, width)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -51,7 +68,7 @@ def squares_of_places(products, out, rows, height, across, width, BM: tl.constex
     image, line, column = corner(square, height, across)
     at = pixel(out, image, line, column, height, across, channels, width)
     for place in tl.static_range(4):
-        keep_pixels(at + place * width, to_square(*column_of(lines, place)), across * width, 1.0, there)
+        keep_pixels(at + place * width, to_square(*column_of(lines, place)), across * width, 1 / TAPS_SCALE, there)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -64,33 +81,32 @@ def places_of_taps(weight, out, rows, width, BM: tl.constexpr, BC: tl.constexpr)
         lines += (of_taps(number(tap, there), number(tap + width, there), number(tap + 2 * width, there)),)
     for place in tl.static_range(6):
         values = of_taps(lines[0][place], lines[1][place], lines[2][place])
-        keep_places(out, values, place, row, channels, there, rows, width)
+        keep_places(out, times(values, TAPS_SCALE), place, row, channels, there, rows, width)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def places_of_squares(
-    gradient, out, largest, programs, rows, height, across, width, BM: tl.constexpr, BC: tl.constexpr,
-    BP: tl.constexpr,
+    gradient, out, largest, images, parts, rows, height, across, width, BM: tl.constexpr, BC: tl.constexpr,
+    BP: tl.constexpr, BL: tl.constexpr,
 ):  # fmt: skip
     """The products' gradients, of the outputs'."""
     square, channels, there = own_numbers(rows, width, BM, BC)
     image, line, column = corner(square, height, across)
-    factor, _ = scales(largest, programs, BP)
+    factor = power_of_two(image_exponent(largest, image, images, parts, BP))[:, None]
     lines = ()
     for place in tl.static_range(4):
         at = pixel(gradient, image, line + place, column, height, across, channels, width)
-        lines += (of_square(*four(at, width, there)),)
+        a, b, c, d = four(at, width, there)
+        lines += (of_square(a * factor, b * factor, c * factor, d * factor),)
     for place in tl.static_range(6):
-        values = of_square(
-            lines[0][place] * factor, lines[1][place] * factor, lines[2][place] * factor, lines[3][place] * factor
-        )
+        values = of_square(lines[0][place], lines[1][place], lines[2][place], lines[3][place])
         keep_places(out, values, place, square, channels, there, rows, width)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def pixels_of_places(
-    products, out, largest, programs, rows, height, across, width, BM: tl.constexpr, BC: tl.constexpr,
-    BP: tl.constexpr,
+    products, out, largest, images, parts, rows, height, across, width, BM: tl.constexpr, BC: tl.constexpr,
+    BP: tl.constexpr, BL: tl.constexpr,
 ):  # fmt: skip
     """The input's gradient, of the patches' places': a square's outermost pixels are in its neighbours' patches too."""
     square, channels, there = own_numbers(rows, width, BM, BC)
@@ -105,7 +121,7 @@ def pixels_of_places(
         line_of_pixels(products, 5, square - squares_across, channels, above, left, right, rows, width),
         line_of_pixels(products, 0, square + squares_across, channels, below, left, right, rows, width),
     )
-    _, factor = scales(largest, programs, BP)
+    factor = power_of_two(254 - image_exponent(largest, image, images, parts, BP))[:, None] / TAPS_SCALE
     at = pixel(out, image, line, column, height, across, channels, width)
     for place in tl.static_range(4):
         values = to_pixels(*column_of(lines, place), lines[6][place], lines[7][place])
@@ -114,14 +130,15 @@ def pixels_of_places(
 
 @triton.jit(do_not_specialize=SIZES)
 def taps_of_places(
-    products, out, largest, programs, rows, width, BM: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr
+    products, out, largest, images, parts, rows, width, BM: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr,
+    BL: tl.constexpr,
 ):  # fmt: skip
     """The taps' gradient, of that of their places."""
     row, channels, there = own_numbers(rows, width, BM, BC)
     lines = ()
     for place in tl.static_range(6):
         lines += (to_taps(*line_of_places(products, place, row, channels, there, rows, width)),)
-    _, factor = scales(largest, programs, BP)
+    factor = power_of_two(254 - batch_exponent(largest, images * parts, BL))
     at = out + row[:, None] * width * 9 + channels[None, :]
     for place in tl.static_range(3):
         values = to_taps(*column_of(lines, place))
@@ -131,24 +148,47 @@ def taps_of_places(
 
 @triton.jit
 def find_largest(x, largest, numbers, BN: tl.constexpr, STAGES: tl.constexpr):
-    """Of the numbers that a program reads, without their signs."""
+    """The largest magnitude of each part (axis 1 of the grid) of every image (axis 0), which has ``numbers``."""
+    image = x + tl.program_id(0) * numbers
     found = tl.zeros((BN,), tl.float32)
-    for start in tl.range(tl.program_id(0) * BN, numbers, tl.num_programs(0) * BN, num_stages=STAGES):
+    for start in tl.range(tl.program_id(1) * BN, numbers, tl.num_programs(1) * BN, num_stages=STAGES):
         at = start + tl.arange(0, BN)
-        found = tl.maximum(found, tl.abs(number(x + at, at < numbers)))
-    tl.store(largest + tl.program_id(0), tl.max(found, axis=0))
+        found = tl.maximum(found, tl.abs(number(image + at, at < numbers)))
+    tl.store(largest + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1), tl.max(found, axis=0))
 
 
 @triton.jit
-def scales(largest, programs, BP: tl.constexpr):
-    """The power of two that brings the largest number to about 1/16, as far as there is one, and the one back.
+def image_exponent(largest, image, images, parts, BP: tl.constexpr):
+    """``exponent`` of each of some images."""
+    part = tl.arange(0, BP)
+    there = (image < images)[:, None] & (part < parts)[None, :]
+    return exponent(tl.max(tl.load(largest + image[:, None] * parts + part[None, :], mask=there, other=0.0), axis=1))
+
+
+@triton.jit
+def batch_exponent(largest, number_of_parts, BL: tl.constexpr):
+    part = tl.arange(0, BL)
+    return exponent(tl.max(tl.load(largest + part, mask=part < number_of_parts, other=0.0), axis=0))
+
+
+@triton.jit
+def exponent(largest):
+    """Biased as float32 has it, of the power of two that brings this to about 1/16, as far as there is one.
 
     Sums over all squares then have room above, and what is a thousandth of the largest has its digits below.
     """
-    program = tl.arange(0, BP)
-    found = tl.max(tl.load(largest + program, mask=program < programs, other=0.0), axis=0)
-    exponent = tl.maximum(250 - (found.to(tl.int32, bitcast=True) >> 23), 1)
-    return (exponent << 23).to(tl.float32, bitcast=True), ((254 - exponent) << 23).to(tl.float32, bitcast=True)
+    return tl.maximum(250 - (largest.to(tl.int32, bitcast=True) >> 23), 1)
+
+
+@triton.jit
+def power_of_two(biased_exponent):
+    return (biased_exponent << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def times(values, factor):
+    a, b, c, d, e, f = values
+    return a * factor, b * factor, c * factor, d * factor, e * factor, f * factor
 
 
 @triton.jit

@@ -193,7 +193,9 @@ class Runtime(Settings):
     """How it is computed, not what: these may change the last bits and the speed, never the recipe."""
 
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    precision: Literal["fp32", "tf32", "bf16"] = Field("fp32", description="tf32: convolutions only, on CUDA")
+    precision: Literal["fp32", "tf32", "bf16"] = Field(
+        "fp32", description="tf32: convolutions and matrix products, on CUDA"
+    )
     compile: bool = Field(False, description="on CUDA our networks' own kernels, torch.compile for everything else")
     capture: bool = Field(True, description="on CUDA, record the step as one graph and replay it")
     deterministic: bool = False

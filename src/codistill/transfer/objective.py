@@ -40,7 +40,8 @@ class Loss:
 class Objective(nn.Module):
     """``Objective(graph)(logits, labels)``; labels are int64 [B], or probabilities [B, C] when smoothed or mixed.
 
-    Computes in float32, or float64 where the logits are; autocast does not reach inside.
+    Computes in float32, or float64 where the logits are; autocast does not reach inside. The matrix product on a GPU is
+    in TF32 where torch was told so (`torch.set_float32_matmul_precision`, which runtime.precision=tf32 does).
     """
 
     positions: Tensor
