@@ -49,6 +49,14 @@ def test_links_lead_somewhere() -> None:
         assert (page.parent / link).exists(), f"{page.name} links to {link}"
 
 
+def test_nothing_is_said_to_be_on_pypi() -> None:
+    texts = [*PAGES, ROOT / "examples" / "codistill.ipynb", *(ROOT / "src").rglob("*.py")]
+    assert len(texts) > 100
+    for text in texts:
+        found = re.findall(r"pip install (?:-\S+ |torch )*['\"]?codistill\b.*", text.read_text(encoding="utf-8"))
+        assert found == [], text
+
+
 def test_how_many_times_as_fast_is_what_was_measured() -> None:
     """Of several measurements of a pair the lowest."""
     blocks = (ROOT / "benchmarks" / "RESULTS.md").read_text().split("\n\n")
