@@ -266,7 +266,7 @@ def wrn_16_4_noise() -> Study:
         name="wrn-16-4-noise",
         title="Wrong training labels: the rows of Table 7 on WRN-16-4 twins, CIFAR-10, clean test set",
         rows=tuple(row for recipe in noisy for row in rows(recipe)),
-        # Mixup is the control: it costs nothing and is known to withstand wrong labels.
+        # Mixup is the control: it costs next to nothing and is known to withstand wrong labels.
         contrasts=(*THREE_CONTRASTS, (mixed, "independent"), ("DCM", mixed)),
         seeds=3,
         notes=("The paper's Table 7 is of DenseNet-40-12 twins: codistill study table7.",),
