@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 
 .PHONY: demo test lint types unit punish docs clean
 
-demo: $(READY)          ## two small networks, three methods, a table and a page (about 5 minutes on 2 cores)
+demo: $(READY)          ## two small networks, three methods, a table and a page (5 to 7 minutes on 2 cores, after the install)
 	$(BIN)/codistill study demo --out runs/demo
 	$(BIN)/codistill report runs/demo -o runs/demo/report.html
 

@@ -10,6 +10,15 @@ def did_you_mean(name: str, allowed: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
+def install_hint(extra: str) -> str:
+    """What to type for an extra. codistill is installed from a clone: it is not on PyPI.
+
+    >>> install_hint("zoo")
+    "in the clone of codistill, type: pip install '.[zoo]'"
+    """
+    return f"in the clone of codistill, type: pip install '.[{extra}]'"
+
+
 def unknown(kind: str, name: str, allowed: Iterable[str]) -> ValueError:
     """The error for a name that is not one of the allowed ones.
 

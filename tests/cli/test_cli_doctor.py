@@ -59,6 +59,7 @@ def test_what_is_essential_and_broken_gives_exit_code_2(codistill: Codistill, mo
         ["ok", "space:"],
     ]
     assert "cannot open shared object file; reinstall" in result.stdout
+    assert "in its clone, type pip install --force-reinstall ." in " ".join(result.stdout.split())
 
 
 def test_an_old_python_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:

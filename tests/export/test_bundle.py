@@ -112,7 +112,7 @@ def test_an_unknown_format(finished: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("library", ["onnx", "onnxscript", "onnxruntime"])
 def test_a_missing_library(library: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(ValueError, match=rf"onnx needs {library}, .* type: pip install 'codistill\[export\]'"):
+    with pytest.raises(ValueError, match=rf"onnx needs {library}, .* type: pip install '\.\[export\]'"):
         export(finished, "a", "onnx", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

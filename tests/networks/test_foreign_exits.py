@@ -314,5 +314,5 @@ def test_what_a_library_does_not_have(name: str, options: dict[str, Any], said: 
 @pytest.mark.parametrize("library", ["timm", "torchvision"])
 def test_a_missing_library_is_named_with_what_to_type(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(ValueError, match=rf"{library}:… needs {library}, .*type: pip install 'codistill\[zoo\]'"):
+    with pytest.raises(ValueError, match=rf"{library}:… needs {library}, .*type: pip install '\.\[zoo\]'"):
         architecture(f"{library}:resnet18").backbone(5)

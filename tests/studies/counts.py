@@ -17,6 +17,6 @@ ROWS = {
     "wrn-28-4-edges": 6,
     "wrn-16-2-edges": 6,
     "wrn-16-2-efficiency": 7,
-    "wrn-16-4-noise": 9,
+    "wrn-16-4-noise": 12,
     "wrn-28-4-mobilenet": 4,
 }

@@ -63,7 +63,11 @@ def spelt_out(name: str) -> list[str]:
 
 
 def _files(name: str) -> list[Path]:
-    return sorted((RESULTS / name).glob("*.json") if name.endswith("/") else RESULTS.glob(f"{name}-*.json"))
+    """A folder's, one file's by its whole name, or those whose names lack only the digest of their recipe."""
+    if name.endswith("/"):
+        return sorted((RESULTS / name).glob("*.json"))
+    whole = RESULTS / f"{name}.json"
+    return [whole] if whole.exists() else sorted(RESULTS.glob(f"{name}-*.json"))
 
 
 def test_every_published_run_is_described_with_its_own_commit_and_time() -> None:
@@ -75,6 +79,13 @@ def test_every_published_run_is_described_with_its_own_commit_and_time() -> None
             assert (content["environment"]["commit"] or commit).startswith(commit), file.name
             if took := re.search(r"(\d+) min (\d+) s", what):
                 assert round(content["elapsed_s"]) == 60 * int(took[1]) + int(took[2]), file.name
+
+
+def test_which_runs_are_bf16() -> None:
+    assert "All runs on the GPU are bf16; the demonstration's are float32." in README
+    for file in RESULTS.rglob("*-seed*.json"):
+        precision = json.loads(file.read_text(encoding="utf-8"))["recipe"]["runtime"]["precision"]
+        assert precision == ("fp32" if file.name.startswith("fashion") else "bf16"), file.name
 
 
 def test_what_is_still_to_be_run_is_priced_by_what_was_run() -> None:
@@ -99,18 +110,23 @@ TRANSFERS = ["independent", "DML", "DML + DS", "DCM-1", "DCM-2", "DCM"]
 
 
 def means(runs: str, rows: Sequence[str], figure: Figure, digits: int, seeds: str = "*") -> list[str]:
-    """By row, over all networks and seeds, or one of them."""
+    """By row, over all networks and seeds, or one of them. Runs with mixup, which are of another row, do not count."""
     found = []
     for row in rows:
         files = sorted(RESULTS.glob(f"{runs}-{row}-seed{seeds}-*.json"))
-        assert files, f"{row}: nothing is published"
-        numbers = [number for file in files for number in figure(json.loads(file.read_text(encoding="utf-8")))]
+        published = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+        numbers = [number for run in published if not run["recipe"]["augment"]["mixup"] for number in figure(run)]
+        assert numbers, f"{row}: nothing is published"
         found.append(f"{mean(numbers):.{digits}f}")
     return found
 
 
 def last(run: dict[str, Any]) -> Iterable[float]:
     return [network["last"]["top1_error"] for network in run["networks"].values()]
+
+
+def best(run: dict[str, Any]) -> Iterable[float]:
+    return [network["best_epoch"]["top1_error"] for network in run["networks"].values()]
 
 
 def finals(epoch: dict[str, Any]) -> Iterable[dict[str, float]]:
@@ -125,7 +141,7 @@ def paragraph(beginning: str) -> str:
 @pytest.mark.parametrize(
     ("words", "figure"),
     [
-        ("with {}, {} and {} as means", lambda run: [n["best_epoch"]["top1_error"] for n in run["networks"].values()]),
+        ("with {}, {} and {} as means", best),
         (
             "{}, {} and {} in epoch 60",
             lambda run: [run["epochs"][59]["test"][f"{n}/final"]["top1_error"] for n in "ab"],
@@ -138,10 +154,20 @@ def test_what_is_said_of_wrong_labels(words: str, figure: Figure) -> None:
     assert words.format(*of) in paragraph("Wrong labels")
 
 
+def test_the_readme_has_the_best_epochs_and_the_interval_beside_the_last() -> None:
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    rows = ["independent", "dml", "dcm"]
+    of = means("cifar10-wrn-16-4-twins", rows, best, 2)
+    assert "independent networks have {}, DML {} and DCM {}.".format(*of) in readme
+    dcm = difference("wrn-16-4-noise", "DCM − independent")
+    interval = "{points:.1f} points, 95 %: {low:.1f} to {high:.1f}".format(**dcm).replace("-", "−")
+    assert f"DCM − independent is {interval}" in readme
+
+
 def test_the_table_of_wrong_labels_is_said_in_words_too() -> None:
     table = (RESULTS / "tables" / "wrn-16-4-noise.md").read_text(encoding="utf-8")
-    shown = re.findall(r"^\| (\w+) \| \d+ \| (\S+) \| (\S+) \|$", table, re.MULTILINE)
-    assert len(shown) == 3
+    shown = re.findall(r"^\| (\w[^|]*) \| [1-9]\d* \| (\S+) \| (\S+) \|$", table, re.MULTILINE)
+    assert len(shown) >= 3
     for row, a, b in shown:
         assert f"{a}/{b} ({row})" in paragraph("Wrong labels")
 
@@ -153,7 +179,7 @@ def test_what_is_said_of_transfers() -> None:
 
 
 def difference(study: str, of: str) -> dict[str, Any]:
-    """Of the mean over networks; points and interval as numbers without a sign, for words such as "below"."""
+    """Of the mean over networks: points, interval and verdict."""
     with (RESULTS / "tables" / f"{study}.differences.csv").open(encoding="utf-8", newline="") as file:
         (row,) = [row for row in csv.DictReader(file) if (row["difference"], row["of"]) == (of, "mean of a, b")]
     points, low, high = (float(row[name]) for name in ("points", "95 % interval low", "95 % interval high"))
@@ -179,7 +205,7 @@ def test_what_is_said_to_be_decided_is() -> None:
     decided = [row for row, verdict in verdicts.items() if verdict == "lower error"]
     assert f"What is decided by two seeds: {', '.join(decided[:-1])} and {decided[-1]} are below" in paragraph("Which")
     assert [row for row, verdict in verdicts.items() if verdict == "not decided"] == ["DCM"]
-    for other in ("DML", "independent"):  # as README.md has it
+    for other in ("DML", "independent"):  # as results/README.md has it
         assert difference("wrn-16-4-noise", f"DCM − {other}")["verdict"] == "lower error"
 
 

@@ -96,6 +96,14 @@ def test_independent_training_of_an_efficiency_study_has_the_compute_of_dcm(
     assert longer.longer == pytest.approx(with_heads / without, abs=0.01)
 
 
+def test_mixup_is_the_only_difference_of_its_row() -> None:
+    study = catalogue.get("wrn-16-4-noise")
+    rows = {row.key: row.recipe for row in study.rows}
+    for share in ("20", "50", "80"):
+        found = recipes.difference(rows[f"{share}-wrong/independent"], rows[f"{share}-wrong/independent-mixup"])
+        assert found == ["augment.mixup: 0.0 → 1.0"]
+
+
 def test_tables_share_runs_by_recipe() -> None:
     def names(study: str) -> set[str]:
         return {run_name(row.resolved().replace(seed=1)) for row in catalogue.get(study).rows}
@@ -151,6 +159,7 @@ def test_a_part_of_a_study() -> None:
     [
         ("demo", "method=dml", "--methods dcm"),
         ("demo", "seed=3", "--seeds N"),
+        ("wrn-16-4-noise", "augment.mixup=0.2", "--rows 80-wrong/dcm"),
         ("table1", "networks.a=wrn-28-4", "--rows"),
         ("table1", "networks={a: wrn-28-4}", "resnet-164=wrn-16-2"),
         ("table1", "wrn-16-4=wrn-10-1", "Allowed: resnet-164, wrn-28-10"),

@@ -112,7 +112,7 @@ def test_missing_runs_come_with_the_command_that_makes_them_as_the_others_were(t
     assert len(there) == 2
     tables_from(tmp_path / "results")
     (missing,) = re.findall(
-        "^- Missing runs: DCM .*`codistill study wrn-16-4-noise (.*)` makes them",
+        "^- Missing runs: independent, mixup .*; DCM .*`codistill study wrn-16-4-noise (.*)` makes them",
         (tmp_path / "results" / "tables" / "wrn-16-4-noise.md").read_text(),
         re.MULTILINE,
     )

@@ -56,7 +56,7 @@ def attempt(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
         return list(check())
     except Exception as error:
         subject = check.__name__.removeprefix("check_")
-        advice = "reinstall codistill and its dependencies, as in pip install --force-reinstall codistill"
+        advice = "reinstall codistill and its dependencies: in its clone, type pip install --force-reinstall ."
         return [Finding(subject, "broken", f"{type(error).__name__}: {error}", advice)]
 
 

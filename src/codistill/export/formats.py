@@ -17,7 +17,7 @@ from torch.export import Dim, ExportedProgram
 
 from codistill.export.archive import refuse_code
 from codistill.export.identity import Identity, read_weights, write_weights
-from codistill.wording import unknown
+from codistill.wording import install_hint, unknown
 
 if TYPE_CHECKING:
     import onnx
@@ -98,7 +98,7 @@ class Onnx(Format):
             import onnxscript  # noqa: F401
         except ImportError as error:
             missing = error.name or error
-            raise ValueError(f"onnx needs {missing}, which is missing; type: pip install 'codistill[export]'") from None
+            raise ValueError(f"onnx needs {missing}, which is missing; {install_hint('export')}") from None
 
     def write(self, path: Path, network: nn.Module, identity: Identity, shape: InputShape) -> None:
         with _quiet_export():

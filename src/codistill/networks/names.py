@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from codistill.networks.foreign.naming import is_foreign, parse_foreign
-from codistill.wording import did_you_mean, unknown
+from codistill.wording import did_you_mean, install_hint, unknown
 
 KNOWN = (
     "resnet-20",
@@ -119,7 +119,7 @@ def families() -> dict[str, str]:
         "densenet-DEPTH-GROWTH": "DenseNet for CIFAR, without bottlenecks, depth 3n+4 (10, 40, 100)",
         "mobilenet": "MobileNet in the paper's CIFAR form",
         "mobilenetv2": "MobileNetV2 for ImageNet",
-        "timm:MODEL": "any classifier of timm (pip install 'codistill[zoo]'), as in timm:resnet18, "
+        "timm:MODEL": f"any classifier of timm ({install_hint('zoo')}), as in timm:resnet18, "
         "timm:vit_tiny_patch16_224:img_size=32, timm:resnet18@layer2,layer3",
         "torchvision:MODEL": "any classifier of torchvision, as in torchvision:resnet50",
     }

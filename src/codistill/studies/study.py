@@ -16,7 +16,9 @@ PaperNumbers = Mapping[tuple[str, str], Summary]
 MOST_SEEDS = 1_000  # beyond any budget, and few enough to be planned in a moment
 
 # What a row may be about. Where a study's rows differ in these, they are not for an override to change.
-SUBJECTS = ("method", "networks", "heads", "weights", "edges", "temperature", "t_squared", "data", "start")
+SUBJECTS = (
+    "method", "networks", "heads", "weights", "edges", "temperature", "t_squared", "data", "augment", "start",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from codistill.wording import did_you_mean
+from codistill.wording import did_you_mean, install_hint
 
 IMAGE_SIZE = 224  # what nearly all of them are made for
 
@@ -73,10 +73,10 @@ LIBRARIES: dict[str, Library] = {"timm": Timm(), "torchvision": Torchvision()}
 
 def unusable(library: str, error: Exception) -> ValueError:
     if isinstance(error, ImportError):
-        return ValueError(f"{library}:… needs {error.name}, which is missing; type: pip install 'codistill[zoo]'")
+        return ValueError(f"{library}:… needs {error.name}, which is missing; {install_hint('zoo')}")
     return ValueError(
         f"{library} is installed, but not for this torch {torch.__version__} ({error}); install torch and torchvision "
-        f"of the same build, as in: pip install --upgrade torch 'codistill[zoo]'"
+        "of the same build, as in: pip install --force-reinstall torch torchvision"
     )
 
 
