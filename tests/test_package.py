@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "codistill"
 
 # Each part with what it may import besides itself and the leaves; arrows point one way.
-LEAVES = {"wording", "randomness", "hardware"}
+LEAVES = {"wording", "randomness", "hardware", "log"}
 NETWORKS, TRANSFER, DATA = {"networks"}, {"transfer"}, {"data"}
 COHORT = {"cohort"} | NETWORKS | TRANSFER
 RECIPES = {"recipes"} | NETWORKS | TRANSFER
@@ -26,6 +26,7 @@ ALLOWED = {
     "wording": set(),
     "randomness": set(),
     "hardware": set(),
+    "log": set(),
     "networks": NETWORKS,
     "transfer": TRANSFER,
     "data": DATA,
@@ -99,3 +100,9 @@ def test_the_wheel_is_whole_and_installs(tmp_path: Path) -> None:
     where, images = ran.stdout.split()
     assert where.startswith(str(target))
     assert images == "6000"
+
+
+def test_every_part_logs_to_the_one_logger() -> None:
+    """A handler on ``codistill`` is all that anybody needs: no part opens a logger of its own."""
+    openers = [file for file in SOURCE.rglob("*.py") if 'getLogger("codistill' in file.read_text()]
+    assert [file.relative_to(SOURCE).as_posix() for file in openers] == ["log.py"]

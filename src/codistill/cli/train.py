@@ -15,8 +15,8 @@ from codistill.cli.displays import Display, Lines, LiveTable
 from codistill.cli.output import console, duration
 from codistill.cli.results import last_epoch, table
 from codistill.engine.folder import RunFolder
-from codistill.engine.logs import logging_to
 from codistill.engine.signals import StoppedEarlyError, StopRequest
+from codistill.log import logging_to
 from codistill.recipes.schema import Recipe
 from codistill.trackers.following import Followers, check
 

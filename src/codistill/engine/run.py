@@ -31,10 +31,10 @@ from codistill.engine.files import (
 )
 from codistill.engine.folder import MAX_BYTES, RESULT_FORMAT, RunFolder
 from codistill.engine.journal import Journal
-from codistill.engine.logs import file_handler, log, logging_to
 from codistill.engine.runtime import Machine
 from codistill.engine.saving import Saver
 from codistill.engine.timetable import Position, Timetable
+from codistill.log import file_handler, log, logging_to
 from codistill.recipes import files
 from codistill.recipes.schema import Recipe
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from codistill.engine.logs import log
+from codistill.log import log
 from codistill.recipes.schema import Recipe, Runtime
 
 
