@@ -225,7 +225,7 @@ class Run:
             self.folder.weights(name).parent.mkdir(exist_ok=True)
             write_atomically(self.folder.weights(name), content)
         several = {"processes": processes} if processes else {}
-        write_json(self.folder.result, {**self._result(training, path), **several})
+        write_json(self.folder.result, {**self._result(training, path), **several}, sort_keys=False)
 
     def _result(self, training: State, path: str) -> dict[str, Any]:
         """The last epoch of every network is the result; the best epoch is shown only as such."""
