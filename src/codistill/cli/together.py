@@ -70,7 +70,7 @@ def train(
             raise ValueError(f"{spread.wish.typed[0]} needs processes to spread over; add --nproc N, or use torchrun")
         return alone.train(source, changes, out, quiet=quiet, trackers=trackers)
     check(trackers)
-    recipe = recipes.resolve(source, changes)
+    recipe = alone.resolve(source, changes, console(quiet=quiet))
     folder = out or default_folder(recipe)
     options = [*(f"--track={name}" for name in trackers), *(["--quiet"] if quiet else [])]
     arguments = ["train", source, *changes, "--out", str(folder), *options]

@@ -26,10 +26,11 @@ DONE, STOPPED = 0, 75  # 75 is EX_TEMPFAIL: try again later
 def train(source: str, changes: Sequence[str], out: Path | None, *, quiet: bool, trackers: Sequence[str] = ()) -> int:
     """Train to the end or until a signal; the exit code."""
     check(trackers)
-    recipe = recipes.resolve(source, changes)
+    screen = console(quiet=quiet)
+    recipe = resolve(source, changes, screen)
     folder = out or default_folder(recipe)
 
-    drive(recipe, folder, console(quiet=quiet), trackers)
+    drive(recipe, folder, screen, trackers)
     if not RunFolder(folder).result.exists():
         options = ["--out", str(folder), *(["--quiet"] if quiet else []), *(f"--track={name}" for name in trackers)]
         command = shlex.join(["codistill", "train", source, *changes, *options])
@@ -37,6 +38,12 @@ def train(source: str, changes: Sequence[str], out: Path | None, *, quiet: bool,
         return STOPPED
     conclude(folder, recipe)
     return DONE
+
+
+def resolve(source: str, changes: Sequence[str], screen: Console) -> Recipe:
+    """The recipe that was asked for; what it leaves out of its base is printed."""
+    with logging_to(ConsoleHandler(screen)):
+        return recipes.resolve(source, changes)
 
 
 def drive(recipe: Recipe, folder: Path, screen: Console, trackers: Sequence[str]) -> None:
