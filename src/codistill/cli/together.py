@@ -23,6 +23,7 @@ from codistill.cli.train import (
     display,
     memory_explained,
     smaller,
+    stopped,
 )
 from codistill.distributed.joining import LAUNCHER, is_orphaned, was_launched
 from codistill.distributed.layout import Wish, refuse_misfit
@@ -85,7 +86,7 @@ def train(
         conclude(folder, recipe)
         return DONE
     command = shlex.join(["codistill", *arguments, *spread.typed])
-    typer.echo(f"Stopped; everything is saved. The same command continues:\n  {command}")
+    typer.echo(f"{stopped(folder)}:\n  {command}")
     return STOPPED
 
 
@@ -157,4 +158,4 @@ def say_how_it_ended(folder: Path, recipe: Recipe) -> None:
     if RunFolder(folder).result.exists():
         conclude(folder, recipe)
     else:
-        typer.echo(f"Stopped; everything is saved in {folder}. The same command continues.")
+        typer.echo(f"{stopped(folder)} in {folder}.")

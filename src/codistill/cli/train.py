@@ -34,7 +34,7 @@ def train(source: str, changes: Sequence[str], out: Path | None, *, quiet: bool,
     if not RunFolder(folder).result.exists():
         options = ["--out", str(folder), *(["--quiet"] if quiet else []), *(f"--track={name}" for name in trackers)]
         command = shlex.join(["codistill", "train", source, *changes, *options])
-        typer.echo(f"Stopped; everything is saved. The same command continues:\n  {command}")
+        typer.echo(f"{stopped(folder)}:\n  {command}")
         return STOPPED
     conclude(folder, recipe)
     return DONE
@@ -44,6 +44,13 @@ def resolve(source: str, changes: Sequence[str], screen: Console) -> Recipe:
     """The recipe that was asked for; what it leaves out of its base is printed."""
     with logging_to(ConsoleHandler(screen)):
         return recipes.resolve(source, changes)
+
+
+def stopped(folder: Path) -> str:
+    """The sentence, without its full stop, that ends a training which has not come to its end."""
+    if RunFolder(folder).has_checkpoint():
+        return "Stopped; everything is saved. The same command continues"
+    return "Stopped; nothing was saved yet. The same command begins again"
 
 
 def drive(recipe: Recipe, folder: Path, screen: Console, trackers: Sequence[str]) -> None:

@@ -75,6 +75,11 @@ class RunFolder:
         is_saved = self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
         return has_learned or is_saved or self.result.exists()
 
+    def has_checkpoint(self) -> bool:
+        """Whether a save was completed, from which the training would continue."""
+        names = [path.name for path in self.checkpoints.iterdir()] if self.checkpoints.is_dir() else []
+        return any(not name.startswith(TEMPORARY) for name in names)
+
     def is_finished(self, recipe: Recipe) -> bool:
         """Whether this recipe has been trained to its end here, wherever and however it was computed."""
         if not self.result.exists():
