@@ -60,7 +60,7 @@ def _lacks_weights(recipe: "Recipe", name: str) -> str:
     message = f"missing; kd's teacher is the first network, {name}, and needs its weights: start.{name}=FILE"
     if teacher := next(iter(recipe.start), None):
         order = {teacher: recipe.networks[teacher], **recipe.networks}
-        message += f"; if {teacher} is the teacher, name it first: "
+        message += f"; if {teacher!r} is to teach, name it first: "
         message += f"'networks={{{', '.join(f'{network}: {kind}' for network, kind in order.items())}}}'"
     return message
 
