@@ -1,8 +1,11 @@
 """What is installed is whole, and who may import whom is what docs/design.md says."""
 
 import ast
+import re
 import subprocess
 import sys
+import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -12,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "codistill"
 
 # Each part with what it may import besides itself and the leaves; arrows point one way.
-LEAVES = {"wording", "randomness", "hardware"}
+LEAVES = {"wording", "randomness", "hardware", "log"}
 NETWORKS, TRANSFER, DATA = {"networks"}, {"transfer"}, {"data"}
 COHORT = {"cohort"} | NETWORKS | TRANSFER
 RECIPES = {"recipes"} | NETWORKS | TRANSFER
@@ -26,6 +29,7 @@ ALLOWED = {
     "wording": set(),
     "randomness": set(),
     "hardware": set(),
+    "log": set(),
     "networks": NETWORKS,
     "transfer": TRANSFER,
     "data": DATA,
@@ -66,6 +70,53 @@ def test_arrows_point_one_way() -> None:
         assert not strange, f"{file.relative_to(ROOT)} imports {sorted(strange)}, which its layer may not"
 
 
+# Modules whose distribution has another name, or that always come with it; triton does where there is one.
+DISTRIBUTIONS = {
+    "yaml": "pyyaml",
+    "PIL": "pillow",
+    "mlflow": "mlflow-skinny",
+    "triton": "torch",
+    "pydantic_core": "pydantic",
+}
+
+
+def imported_modules(file: Path) -> set[str]:
+    """The top-level modules that a file imports, wherever in the file."""
+    modules = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            modules.add(node.module.split(".")[0])
+    return modules
+
+
+def test_every_import_is_a_declared_dependency() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [line for name, lines in project["optional-dependencies"].items() if name != "dev" for line in lines]
+    declared = {re.split(r"[^\w-]", line)[0].lower() for line in (*project["dependencies"], *extras)}
+    imported = {module for file in SOURCE.rglob("*.py") for module in imported_modules(file)}
+    foreign = imported - set(sys.stdlib_module_names) - {"codistill"}
+    assert len(foreign) > 15
+    undeclared = {module for module in foreign if DISTRIBUTIONS.get(module, module) not in declared}
+    assert not undeclared
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="only a checkout knows which files belong to it")
+def test_the_sdist_has_all_that_the_checkout_has(tmp_path: Path) -> None:
+    """So that whoever packages it can run the tests, which read results, figures and documentation."""
+    build = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", tmp_path, ROOT]
+    subprocess.run(build, check=True, capture_output=True)
+    (sdist,) = tmp_path.glob("codistill-*.tar.gz")
+    with tarfile.open(sdist) as tar:
+        packed = {name.partition("/")[2] for name in tar.getnames()}
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True)
+    tracked = {name for name in listed.stdout.split("\0") if name and not name.startswith(".ci/")}
+    assert len(tracked) > 400
+    assert not tracked - packed
+
+
 @pytest.mark.slow
 def test_the_wheel_is_whole_and_installs(tmp_path: Path) -> None:
     subprocess.run(
@@ -99,3 +150,9 @@ def test_the_wheel_is_whole_and_installs(tmp_path: Path) -> None:
     where, images = ran.stdout.split()
     assert where.startswith(str(target))
     assert images == "6000"
+
+
+def test_every_part_logs_to_the_one_logger() -> None:
+    """A handler on ``codistill`` is all that anybody needs: no part opens a logger of its own."""
+    openers = [file for file in SOURCE.rglob("*.py") if 'getLogger("codistill' in file.read_text()]
+    assert [file.relative_to(SOURCE).as_posix() for file in openers] == ["log.py"]

@@ -13,7 +13,7 @@ from calling import TINY, Codistill
 from codistill.cli import listing
 from codistill.networks import names
 from codistill.recipes import NAMES as RECIPES
-from codistill.recipes.schema import Data
+from codistill.recipes.schema import Data, Recipe
 from codistill.studies.catalogue import NAMES as STUDIES
 from codistill.transfer.methods import NAMES as METHODS
 
@@ -170,6 +170,19 @@ def test_bench_measures_a_training_as_long_as_the_recipes(
     monkeypatch.setattr("codistill.engine.bench.bench", remember)
     codistill("bench", "cifar100/wrn-28-4-twins")
     assert seen == {"images": 50_000}
+
+
+def test_bench_takes_a_recipe_file(codistill: Codistill, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[str] = []
+
+    def remember(recipe: Recipe, *_: object, **__: object) -> None:
+        measured.append(recipe.method)
+        raise RuntimeError("enough")
+
+    monkeypatch.setattr("codistill.engine.bench.bench", remember)
+    Path("mine.yaml").write_text("base: quickstart\nmethod: dml\n")
+    codistill("bench", "mine.yaml")
+    assert measured == ["dml"]
 
 
 def test_too_little_memory_for_bench_is_answered_with_what_to_try(

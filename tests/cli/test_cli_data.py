@@ -45,6 +45,23 @@ def test_json_has_numbers_and_lists(codistill: Codistill, photos: Path) -> None:
     assert (odd["images"]["train"], odd["shape"]) == (2, [3, 32, 32])
 
 
+def test_files_that_are_not_read_are_counted(codistill: Codistill, photos: Path) -> None:
+    for number in range(3):
+        Image.new("RGB", (9, 9)).save(photos / "train" / "red" / f"{number}.webp")
+    (photos / "train" / "red" / "README").write_text("no image")
+    said = facts(codistill("data", "folder", "--folder", photos).stdout)
+    assert said["left out"].strip() == "4 files are left out: .webp 3, no suffix 1; only .jpeg, .jpg, .png are read"
+    seen = json.loads(codistill("data", "folder", "--folder", photos, "--json").stdout)
+    assert (seen["left_out"], seen["images"]["train"]) == ({".webp": 3, "no suffix": 1}, 2)
+
+
+def test_a_class_of_another_format_is_told_to_be_converted(codistill: Codistill, photos: Path) -> None:
+    (photos / "train" / "red" / "one.png").rename(photos / "train" / "red" / "one.webp")
+    result = codistill("data", "folder", "--folder", photos)
+    assert result.exit_code == 2
+    assert "red: no images (.png, .jpg, .jpeg); convert what it has (.webp 1) to PNG or JPEG" in result.stderr
+
+
 def test_data_that_are_not_there_say_how_to_get_them(codistill: Codistill) -> None:
     result = codistill("data", "cifar100", "--folder", "empty")
     assert result.exit_code == 2

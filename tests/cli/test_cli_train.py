@@ -16,9 +16,12 @@ import torch
 from calling import TINY, Codistill, call
 from safetensors.torch import load_file, save_file
 
+from codistill.cli.displays import Lines
 from codistill.cli.train import default_folder
 from codistill.engine import inputs, trainer
+from codistill.engine.folder import RunFolder
 from codistill.engine.signals import SIGNALS, StopRequest
+from codistill.engine.timetable import Position, Timetable
 from codistill.recipes import get
 
 
@@ -179,9 +182,29 @@ def test_before_the_first_step_a_signal_ends_it_at_once(
     result = codistill("train", *TINY, "--out", "run")
     assert (result.exit_code, result.stderr, went_on) == (75, "", [])
     assert result.stdout.splitlines()[-2:] == [
-        "Stopped; everything is saved. The same command continues:",
+        "Stopped; nothing was saved yet. The same command begins again:",
         "  " + shlex.join(["codistill", "train", *TINY, "--out", "run"]),
     ]
+
+
+def test_a_stop_during_training_says_that_all_is_saved(codistill: Codistill, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop_in_the_second_epoch(_: Lines, position: Position, timetable: Timetable) -> None:
+        if position.epoch == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Lines, "heartbeat", stop_in_the_second_epoch)
+    result = codistill("train", *TINY, "--out", "run")
+    assert result.exit_code == 75
+    assert "Stopped; everything is saved. The same command continues:" in result.stdout.splitlines()
+
+
+def test_a_save_that_was_cut_is_no_checkpoint(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    assert not run.has_checkpoint()
+    (run.checkpoints / ".tmp-000000001").mkdir(parents=True)
+    assert not run.has_checkpoint()
+    (run.checkpoints / "000000001").mkdir()
+    assert run.has_checkpoint()
 
 
 def test_too_little_memory_is_answered_with_what_to_try(codistill: Codistill, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import torch
 from ranks import ranks_of, recipe_of, together, wait_for
 
 from codistill.data.images import ImageData
+from codistill.distributed import messages
 from codistill.recipes.schema import Recipe
 
 BATCH, CLASSES, EXCHANGES = 128, 100, 50
@@ -86,6 +87,12 @@ def disagree(crew: Any, notes: Path) -> None:
             trainer.refuse_disagreement(crew, *case)
         said.append(str(refused.value))
     (notes / f"{crew.rank}.json").write_text(json.dumps(said))
+
+
+def test_a_recipe_keeps_the_order_of_its_networks_on_the_way() -> None:
+    """Or a rank would take kd's student for the teacher."""
+    networks = {"teacher": "wrn-10-1", "student": "resnet-8"}
+    assert list(messages._decoded(messages._encoded(networks))) == ["teacher", "student"]
 
 
 def test_ranks_of_different_trainings_all_say_the_same(tmp_path: Path) -> None:

@@ -54,6 +54,22 @@ def test_the_models_file_will_do_and_top_is_bounded_by_the_classes(exported: dic
     assert sum(value for _, value in one.top) == pytest.approx(1)
 
 
+def test_other_formats_are_called_unsupported(exported: dict[str, Exported], photos: Path, tmp_path: Path) -> None:
+    image = Image.open(photos / "00.png")
+    files = [tmp_path / name for name in ("photo.webp", "photo.bmp", "no suffix")]
+    for file in files:
+        image.save(file, format="WEBP")
+    shutil.copy(files[0], tmp_path / "renamed.png")
+    outcomes = predict(exported["safetensors"].model, [*files, tmp_path / "renamed.png"], top=1)
+    why = [outcome.why for outcome in outcomes if isinstance(outcome, Unreadable)]
+    assert why == [
+        "the format .webp is not supported, PNG and JPEG are; convert it",
+        "the format .bmp is not supported, PNG and JPEG are; convert it",
+        "the format of this file is not supported, PNG and JPEG are; convert it",
+        "its content is neither PNG nor JPEG; save it as one of them",
+    ]
+
+
 def test_unreadable_images_are_named_and_the_others_go_on(
     exported: dict[str, Exported], photos: Path, tmp_path: Path
 ) -> None:

@@ -175,7 +175,7 @@ BAD = {
         altered("  kind: sgd\n", "  kind: sgd\n  lr_of: {c: 1}\n"),
         "lr_of.c: unknown network 'c'",
     ),
-    "teacher without weights": (WHOLE + "method: kd\n", "start.a: missing; with kd this network only teaches"),
+    "teacher without weights": (WHOLE + "method: kd\n", "start.a: missing; kd's teacher is the first network, a,"),
     "both mixings": (WHOLE + "augment: {mixup: 1, cutmix: 1}\n", "augment.cutmix: mixup and cutmix are both on"),
     "folder without size": (altered("cifar10", "folder"), "data.image_size: missing; the images of a folder"),
     "crop too large": (

@@ -10,6 +10,19 @@ from codistill import recipes
 from codistill.recipes import shape
 
 BASE = recipes.get("quickstart")
+PHOTOS = ["data.name=folder", "data.folder=photos"]
+
+
+def test_other_images_keep_their_labels_and_all_of_them() -> None:
+    """Half of the embedded labels are wrong to make a demonstration, which nobody's own photos are for."""
+    own = recipes.get("quickstart", PHOTOS).data
+    assert (own.wrong_labels, own.train_limit, own.test_limit) == (0.0, None, None)
+    asked = recipes.get("quickstart", [*PHOTOS, "data.wrong_labels=0.2", "data.test_limit=50"]).data
+    assert (asked.wrong_labels, asked.train_limit, asked.test_limit) == (0.2, None, 50)
+    written = recipes.loads("base: quickstart\ndata: {train_limit: 9, name: folder, folder: photos}\n").data
+    assert (written.wrong_labels, written.train_limit, written.test_limit) == (0.0, 9, None)
+    assert recipes.get("quickstart", ["data.name=fashion", "data.image_size=28"]).data.wrong_labels == 0.5
+    assert recipes.get("table7/wrong-labels-20", ["data.name=cifar100"]).data.wrong_labels == 0.2
 
 
 @pytest.mark.parametrize(

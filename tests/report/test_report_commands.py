@@ -77,6 +77,28 @@ def test_compare_prints_errors_and_paired_differences(study: Path) -> None:
     assert "95 % interval" in done.stdout
 
 
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"networks": {"x": "wrn-10-1", "y": "wrn-10-1"}},
+        {"networks": {"a": "wrn-10-1", "y": "wrn-10-1"}, "method": "kd", "start": {"a": "a.safetensors"}},
+    ],
+    ids=["other names", "the one shared network only teaches"],
+)
+def test_runs_without_a_network_in_common_are_shown_and_not_compared(others: dict[str, Any], tmp_path: Path) -> None:
+    runs = [made_up_run(tmp_path / "first", quick()), made_up_run(tmp_path / "second", quick().replace(**others))]
+    done = call("compare", *runs, "--json")
+    assert done.exit_code == 0, done.output
+    tables = json.loads(done.stdout)
+    assert [row["n"] for row in tables["errors"]["rows"]] == [1, 1]
+    (difference,) = tables["differences"]["rows"]
+    assert (difference["n"], difference["points"], difference["verdict"]) == (0, None, "no network in common")
+    assert "Networks are matched by name" in call("compare", *runs).stdout
+    page = tmp_path / "page.html"
+    assert call("report", *runs, "-o", page).exit_code == 0
+    assert "no network in common" in page.read_text()
+
+
 def test_compare_as_json_is_the_same_in_full(study: Path) -> None:
     done = call("compare", study, "--json")
     tables = json.loads(done.stdout)

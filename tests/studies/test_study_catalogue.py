@@ -13,10 +13,17 @@ from typer.main import get_command
 from codistill import recipes
 from codistill.cli.app import app
 from codistill.studies import catalogue, paper
-from codistill.studies.rows import title
+from codistill.studies.rows import method_rows, title
 from codistill.studies.runs import run_name
 from codistill.studies.statistics import Summary
 from codistill.studies.study import Row, Study, slug
+from codistill.transfer import methods
+
+
+def test_every_method_can_be_a_row() -> None:
+    rows = method_rows(recipes.get("quickstart", ["start.a=a.safetensors"]), methods.NAMES)
+    assert [row.recipe.method for row in rows] == list(methods.NAMES)
+    assert len({row.label for row in rows}) == len(methods.NAMES) == 10
 
 
 def test_the_catalogue_is_complete() -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def bench(source: str, changes: list[str], *, steps: int, as_json: bool) -> None:
-    recipe = recipes.get(source, changes)
+    recipe = recipes.resolve(source, changes)
     seen = sizes(recipe)
     if seen is None:
         raise ValueError("the recipe's images are not there to be counted; give data.folder=DIR")

@@ -17,6 +17,7 @@ def describe(name: str, folder: Path | None, *, download: bool, image_size: int,
     from codistill.data.fetch import data_folder
     from codistill.data.fetch import download as fetch
     from codistill.data.images import Images
+    from codistill.data.listing import kinds
     from codistill.data.load import load
 
     if download:
@@ -36,6 +37,7 @@ def describe(name: str, folder: Path | None, *, download: bool, image_size: int,
         "mean": list(data.mean),
         "std": list(data.std),
         "skipped": data.report.get("skipped", []),
+        "left_out": kinds(data.report.get("ignored", ())),
     }
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
@@ -56,6 +58,10 @@ def _in_words(facts: Mapping[str, Any]) -> dict[str, str]:
     }
     if skipped := facts["skipped"]:
         rows["unreadable"] = f"{len(skipped)} images, the first {skipped[0]['file']}: {skipped[0]['why']}"
+    if left_out := facts["left_out"]:
+        from codistill.data.remarks import READ, counted
+
+        rows["left out"] = f"{counted(left_out)}; {READ}"
     return rows
 
 

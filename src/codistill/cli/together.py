@@ -23,12 +23,13 @@ from codistill.cli.train import (
     display,
     memory_explained,
     smaller,
+    stopped,
 )
 from codistill.distributed.joining import LAUNCHER, is_orphaned, was_launched
 from codistill.distributed.layout import Wish, refuse_misfit
 from codistill.engine.folder import RunFolder
-from codistill.engine.logs import logging_to
 from codistill.engine.signals import StopRequest
+from codistill.log import logging_to
 from codistill.recipes.schema import Recipe
 from codistill.trackers.following import Followers, check
 
@@ -70,7 +71,7 @@ def train(
             raise ValueError(f"{spread.wish.typed[0]} needs processes to spread over; add --nproc N, or use torchrun")
         return alone.train(source, changes, out, quiet=quiet, trackers=trackers)
     check(trackers)
-    recipe = recipes.resolve(source, changes)
+    recipe = alone.resolve(source, changes, console(quiet=quiet))
     folder = out or default_folder(recipe)
     options = [*(f"--track={name}" for name in trackers), *(["--quiet"] if quiet else [])]
     arguments = ["train", source, *changes, "--out", str(folder), *options]
@@ -85,7 +86,7 @@ def train(
         conclude(folder, recipe)
         return DONE
     command = shlex.join(["codistill", *arguments, *spread.typed])
-    typer.echo(f"Stopped; everything is saved. The same command continues:\n  {command}")
+    typer.echo(f"{stopped(folder)}:\n  {command}")
     return STOPPED
 
 
@@ -157,4 +158,4 @@ def say_how_it_ended(folder: Path, recipe: Recipe) -> None:
     if RunFolder(folder).result.exists():
         conclude(folder, recipe)
     else:
-        typer.echo(f"Stopped; everything is saved in {folder}. The same command continues.")
+        typer.echo(f"{stopped(folder)} in {folder}.")

@@ -15,8 +15,8 @@ from codistill.cli.displays import Display, Lines, LiveTable
 from codistill.cli.output import console, duration
 from codistill.cli.results import last_epoch, table
 from codistill.engine.folder import RunFolder
-from codistill.engine.logs import logging_to
 from codistill.engine.signals import StoppedEarlyError, StopRequest
+from codistill.log import logging_to
 from codistill.recipes.schema import Recipe
 from codistill.trackers.following import Followers, check
 
@@ -26,17 +26,31 @@ DONE, STOPPED = 0, 75  # 75 is EX_TEMPFAIL: try again later
 def train(source: str, changes: Sequence[str], out: Path | None, *, quiet: bool, trackers: Sequence[str] = ()) -> int:
     """Train to the end or until a signal; the exit code."""
     check(trackers)
-    recipe = recipes.resolve(source, changes)
+    screen = console(quiet=quiet)
+    recipe = resolve(source, changes, screen)
     folder = out or default_folder(recipe)
 
-    drive(recipe, folder, console(quiet=quiet), trackers)
+    drive(recipe, folder, screen, trackers)
     if not RunFolder(folder).result.exists():
         options = ["--out", str(folder), *(["--quiet"] if quiet else []), *(f"--track={name}" for name in trackers)]
         command = shlex.join(["codistill", "train", source, *changes, *options])
-        typer.echo(f"Stopped; everything is saved. The same command continues:\n  {command}")
+        typer.echo(f"{stopped(folder)}:\n  {command}")
         return STOPPED
     conclude(folder, recipe)
     return DONE
+
+
+def resolve(source: str, changes: Sequence[str], screen: Console) -> Recipe:
+    """The recipe that was asked for; what it leaves out of its base is printed."""
+    with logging_to(ConsoleHandler(screen)):
+        return recipes.resolve(source, changes)
+
+
+def stopped(folder: Path) -> str:
+    """The sentence, without its full stop, that ends a training which has not come to its end."""
+    if RunFolder(folder).has_checkpoint():
+        return "Stopped; everything is saved. The same command continues"
+    return "Stopped; nothing was saved yet. The same command begins again"
 
 
 def drive(recipe: Recipe, folder: Path, screen: Console, trackers: Sequence[str]) -> None:

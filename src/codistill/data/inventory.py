@@ -7,7 +7,6 @@ failed, or the network.
 """
 
 import json
-import logging
 import tempfile
 import time
 from collections.abc import Sequence
@@ -24,8 +23,7 @@ from codistill.data.decoding import Answer
 from codistill.data.fetch import data_folder
 from codistill.data.images import exact_statistics
 from codistill.data.listing import Listing
-
-log = logging.getLogger("codistill.data")
+from codistill.log import log
 
 FORMAT = 1
 REPORT_EVERY_S = 60.0

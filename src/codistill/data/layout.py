@@ -12,7 +12,7 @@ import numpy as np
 
 from codistill.data import shards
 from codistill.data.decoding import SUFFIXES
-from codistill.data.listing import Contents, Listing
+from codistill.data.listing import Contents, Listing, kinds
 
 SETS = {"train", "test", "val"}
 
@@ -86,7 +86,7 @@ class _Found:
         return found
 
     def _add_class(self, folder: Path, path: Path, name: str, label: int) -> None:
-        before = len(self.names)
+        before, ignored_before = len(self.names), len(self.ignored)
         for entry in _entries(folder, path):
             if entry.is_dir():
                 raise ValueError(f"{entry.path}: a folder inside a class's folder is not read; move its images up")
@@ -99,7 +99,9 @@ class _Found:
             self.sizes.append(about.st_size)
             self.changed_at_ns.append(about.st_mtime_ns)
         if len(self.names) == before:
-            raise ValueError(f"{path}: no images (.png, .jpg, .jpeg)")
+            others = ", ".join(f"{suffix} {count}" for suffix, count in kinds(self.ignored[ignored_before:]).items())
+            hint = f"; convert what it has ({others}) to PNG or JPEG" if others else ""
+            raise ValueError(f"{path}: no images (.png, .jpg, .jpeg){hint}")
 
     def listing(self, folder: Path, split: str) -> Listing:
         count = len(self.names)

@@ -1,9 +1,11 @@
 """Which images there are, without the images: all that is kept in memory of a data set that is too large for it."""
 
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -53,7 +55,7 @@ class Contents:
     class_names: tuple[str, ...]
     sets: dict[str, Listing]
     ignored: list[str]
-    """What is no image, by its name."""
+    """Files that are not read, by name; of shards, members by suffix, as in ``32 members *.json``."""
 
     @property
     def images(self) -> int:
@@ -62,3 +64,13 @@ class Contents:
     @property
     def file_bytes(self) -> int:
         return sum(int(listing.sizes.sum()) for listing in self.sets.values())
+
+
+def kinds(ignored: Iterable[str]) -> dict[str, int]:
+    """How many of the ignored files have which suffix, the most frequent first."""
+    counts: Counter[str] = Counter()
+    for name in ignored:
+        members = re.fullmatch(r"(\d+) members \*\.(.*)", name)
+        suffix = f".{members[2]}" if members else PurePath(name).suffix.lower()
+        counts[suffix if suffix.strip(".") else "no suffix"] += int(members[1]) if members else 1
+    return dict(counts.most_common())

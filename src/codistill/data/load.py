@@ -147,7 +147,10 @@ def _limited(data: ImageData, split: str, limit: int | None, seed: int) -> Image
     if limit is None:
         return images
     if not 1 <= limit <= len(images):
-        raise ValueError(f"{split}_limit={limit} must be from 1 to {len(images)}: {data.name} has no more to take from")
+        raise ValueError(
+            f"{split}_limit={limit} must be from 1 to {len(images)}: {data.name} has no more to take from; "
+            f"data.{split}_limit=null takes all"
+        )
     return images.take(balanced(images.labels, limit, seed))
 
 

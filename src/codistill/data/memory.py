@@ -1,6 +1,5 @@
 """Memory that other processes write to and that a GPU copies from without a stop in between."""
 
-import logging
 import mmap
 import os
 import tempfile
@@ -8,7 +7,7 @@ import weakref
 
 import torch
 
-log = logging.getLogger("codistill.data")
+from codistill.log import log
 
 
 class SharedMemory:

@@ -22,8 +22,8 @@ from codistill.engine.bench import wait_for
 from codistill.engine.cohorts import cohort_of
 from codistill.engine.files import RunError, read_json, write_json
 from codistill.engine.folder import RunFolder
-from codistill.engine.logs import log
 from codistill.engine.runtime import Machine
+from codistill.log import log
 from codistill.networks.counting import cost
 from codistill.recipes.schema import Recipe
 

@@ -35,7 +35,7 @@ def join(timeout_s: float) -> "Crew":
 
     from codistill.distributed.crew import Crew
     from codistill.distributed.meeting import meet
-    from codistill.engine.logs import log
+    from codistill.log import log
 
     rank, size = _number("RANK"), _number("WORLD_SIZE")
     address, port = os.environ["MASTER_ADDR"], _number("MASTER_PORT")

@@ -17,8 +17,8 @@ from datetime import timedelta
 
 from codistill.distributed.joining import LAUNCHER
 from codistill.engine.files import RunError
-from codistill.engine.logs import log
 from codistill.hardware import cores
+from codistill.log import log
 
 LOOPBACK = "127.0.0.1"
 WRONG_INPUT = 2

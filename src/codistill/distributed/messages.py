@@ -42,10 +42,10 @@ def gather_values(value: object) -> list[Any]:
 
 
 def send_tensors(tensors: Mapping[str, Tensor], to: int) -> None:
-    """First what they are and how they lie in memory, then one after the other in the order of their names."""
+    """First what they are and how they lie in memory, then one after the other in the same order."""
     send_value({name: [str(x.dtype), list(x.shape), list(x.stride())] for name, x in tensors.items()}, to)
-    for name in sorted(tensors):  # as JSON has them
-        dist.send(_bytes(tensors[name].detach().cpu().contiguous()), to)
+    for x in tensors.values():
+        dist.send(_bytes(x.detach().cpu().contiguous()), to)
 
 
 def receive_tensors(source: int) -> dict[str, Tensor]:
@@ -63,7 +63,7 @@ def _bytes(contiguous: Tensor) -> Tensor:
 
 
 def _encoded(value: object) -> Tensor:
-    return torch.frombuffer(bytearray(to_json(value).encode()), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(to_json(value, sort_keys=False).encode()), dtype=torch.uint8)
 
 
 def _decoded(content: Tensor) -> Any:

@@ -18,12 +18,12 @@ from codistill.distributed.mesh import Mesh
 from codistill.engine.files import RunError, to_json
 from codistill.engine.folder import RunFolder
 from codistill.engine.inputs import images_for
-from codistill.engine.logs import log
 from codistill.engine.run import Keeper, Run
 from codistill.engine.runtime import prepared
 from codistill.engine.timetable import Position, Timetable
 from codistill.engine.trainer import Progress, ignore, never, run_training
 from codistill.engine.training import prepare_training
+from codistill.log import log
 from codistill.recipes import difference
 from codistill.recipes.schema import Recipe
 

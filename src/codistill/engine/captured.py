@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from codistill.data.batches import Draws
-from codistill.engine.logs import log
 from codistill.engine.lowered import Lowered
 from codistill.engine.parts import PARTS, Functions, FunctionsBySize, PlainWay, parts
 from codistill.engine.runtime import without_trials
 from codistill.engine.sections import Fork
 from codistill.engine.timetable import Turn
 from codistill.engine.training import Training
+from codistill.log import log
 from codistill.networks.kernels import Apart, weights_apart
 from codistill.recipes.schema import Sgd
 

@@ -31,7 +31,7 @@ from codistill.engine.files import (
     to_json,
     write_durably,
 )
-from codistill.engine.logs import log
+from codistill.log import log
 
 FORMAT = 1
 TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "manifest.json"

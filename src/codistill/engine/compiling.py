@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -12,12 +13,25 @@ Output = TypeVar("Output")
 
 KINDS_OF_BLOCK = 256
 """How many different blocks of one class may be compiled; torch's limit of 8 is for who recompiles by mistake."""
+CACHE = "TORCHINDUCTOR_CACHE_DIR"
+
+_undo = ExitStack()
 
 
 def prepare_compiler() -> None:
-    """Keep what is compiled, so that the next start finds it: torch's own choice is a temporary folder."""
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(user_cache_path("codistill") / "compiled"))
-    torch._dynamo.config.recompile_limit = KINDS_OF_BLOCK
+    """Keep what is compiled, so that the next start finds it: torch's own choice is a temporary folder.
+
+    Undone at the end of the ``runtime.prepared`` block around it.
+    """
+    os.environ.setdefault(CACHE, str(user_cache_path("codistill") / "compiled"))
+    config = torch._dynamo.config
+    _undo.callback(setattr, config, "recompile_limit", config.recompile_limit)
+    config.recompile_limit = KINDS_OF_BLOCK
+
+
+def restore_limit() -> None:
+    """Put back torch's limit as it was before ``prepare_compiler``; without that, do nothing, not even import it."""
+    _undo.close()
 
 
 def compiled_whole(function: Callable[Inputs, Output]) -> Callable[Inputs, Output]:

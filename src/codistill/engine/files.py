@@ -99,9 +99,12 @@ def sweep(folder: Path) -> None:
             leftover.unlink()
 
 
-def to_json(value: object, indent: int | None = None) -> str:
-    """The one way a value is written: keys sorted, floats in full; NaN and infinities, which JSON lacks, are null."""
-    return json.dumps(_finite(value), sort_keys=True, allow_nan=False, ensure_ascii=False, indent=indent)
+def to_json(value: object, indent: int | None = None, *, sort_keys: bool = True) -> str:
+    """The one way a value is written: floats in full; NaN and infinities, which JSON lacks, are null.
+
+    Sorted keys make bytes comparable; what holds a recipe keeps the order, because kd's teacher is the first network.
+    """
+    return json.dumps(_finite(value), sort_keys=sort_keys, allow_nan=False, ensure_ascii=False, indent=indent)
 
 
 def _finite(value: object) -> object:
@@ -114,8 +117,8 @@ def _finite(value: object) -> object:
     return value
 
 
-def write_json(path: Path, value: object) -> None:
-    write_atomically(path, to_json(value, indent=2) + "\n")
+def write_json(path: Path, value: object, *, sort_keys: bool = True) -> None:
+    write_atomically(path, to_json(value, indent=2, sort_keys=sort_keys) + "\n")
 
 
 def read_json(path: Path, max_bytes: int = 2**20) -> Any:

@@ -75,6 +75,11 @@ class RunFolder:
         is_saved = self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
         return has_learned or is_saved or self.result.exists()
 
+    def has_checkpoint(self) -> bool:
+        """Whether a save was completed, from which the training would continue."""
+        names = [path.name for path in self.checkpoints.iterdir()] if self.checkpoints.is_dir() else []
+        return any(not name.startswith(TEMPORARY) for name in names)
+
     def is_finished(self, recipe: Recipe) -> bool:
         """Whether this recipe has been trained to its end here, wherever and however it was computed."""
         if not self.result.exists():
@@ -122,4 +127,32 @@ def read_result_file(path: Path) -> dict[str, Any]:
     result = read_json(path, MAX_BYTES)
     if not isinstance(result, dict) or result.get("format") != RESULT_FORMAT:
         raise RunError(f"{path} is not a run's result that this version reads (format {RESULT_FORMAT})")
-    return result
+    # Earlier versions sorted all keys of the file, those of the networks too.
+    return _in_recipe_order(result, path) if list(result) == sorted(result) else result
+
+
+def _in_recipe_order(result: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Put a recipe's networks into the order of the recipe.yaml beside it, or kd's teacher first where there is none.
+
+    What is damaged stays as it is: the recipe's own check says what is wrong with it.
+    """
+    recipe = result.get("recipe")
+    if not isinstance(recipe, dict) or not isinstance(recipe.get("networks"), dict):
+        return result
+    networks = recipe["networks"]
+    order = [name for name in _first_networks(result, path) if name in networks]
+    return {**result, "recipe": {**recipe, "networks": {name: networks[name] for name in [*order, *networks]}}}
+
+
+def _first_networks(result: dict[str, Any], path: Path) -> list[str]:
+    beside = RunFolder(path.parent).recipe
+    try:
+        if beside.is_file():
+            return list(files.load(beside).networks)
+        if result["recipe"]["method"] != "kd":
+            return []
+        # A teacher is the source of every edge, and learns from no label.
+        sources = [edge.partition("->")[0] for edge in result["epochs"][-1]["terms"] if "->" in edge]
+        return [source.removesuffix("/final") for source in sources if source != "labels"]
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return []

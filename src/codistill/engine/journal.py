@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from codistill.engine.files import RunError, explained, sync_folder, to_json
-from codistill.engine.logs import log
+from codistill.log import log
 
 MAX_LINE_BYTES = 16 * 2**20
 

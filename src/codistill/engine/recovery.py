@@ -7,8 +7,8 @@ import torch
 from codistill.engine.checkpoint import Snapshot, snapshot
 from codistill.engine.files import RunError
 from codistill.engine.health import size_of
-from codistill.engine.logs import log
 from codistill.engine.training import Training
+from codistill.log import log
 
 
 class Recovery:

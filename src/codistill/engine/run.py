@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from codistill.data.images import ImageData
+from codistill.data.remarks import remarks
 from codistill.engine import environment
 from codistill.engine.checkpoint import Snapshot, Store
 from codistill.engine.evaluate import Metrics
@@ -31,10 +32,10 @@ from codistill.engine.files import (
 )
 from codistill.engine.folder import MAX_BYTES, RESULT_FORMAT, RunFolder
 from codistill.engine.journal import Journal
-from codistill.engine.logs import file_handler, log, logging_to
 from codistill.engine.runtime import Machine
 from codistill.engine.saving import Saver
 from codistill.engine.timetable import Position, Timetable
+from codistill.log import file_handler, log, logging_to
 from codistill.recipes import files
 from codistill.recipes.schema import Recipe
 
@@ -109,7 +110,7 @@ class Run:
                 run = cls(folder, recipe, data)
                 with run.journal, run.timing, closing(run.saver):
                     run._describe_once()
-                    run._warn_of_skipped()
+                    run._log_data()
                     if changed:
                         log.info("%s goes on with %s", folder.path, "; ".join(changed))
                         write_atomically(folder.recipe, files.dumps(recipe))
@@ -128,7 +129,10 @@ class Run:
                 f"{self.folder.data.name}); put them back, or begin another run with --out"
             )
 
-    def _warn_of_skipped(self) -> None:
+    def _log_data(self) -> None:
+        """Log what is not as somebody who only knows their images would expect it."""
+        for level, message in remarks(self.data.report):
+            log.log(level, "%s", message)
         if skipped := self.data.report.get("skipped"):
             log.warning(
                 "%s images cannot be read and are left out, the first %s; %s names them all",
@@ -225,7 +229,7 @@ class Run:
             self.folder.weights(name).parent.mkdir(exist_ok=True)
             write_atomically(self.folder.weights(name), content)
         several = {"processes": processes} if processes else {}
-        write_json(self.folder.result, {**self._result(training, path), **several})
+        write_json(self.folder.result, {**self._result(training, path), **several}, sort_keys=False)
 
     def _result(self, training: State, path: str) -> dict[str, Any]:
         """The last epoch of every network is the result; the best epoch is shown only as such."""

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from codistill.engine.logs import log
+from codistill.engine.compiling import CACHE, restore_limit
+from codistill.log import log
 from codistill.recipes.schema import Recipe, Runtime
+
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ def prepare(runtime: Runtime) -> Machine:
     if runtime.threads:
         torch.set_num_threads(runtime.threads)
     if runtime.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        os.environ.setdefault(WORKSPACE, ":4096:8")
     _set_deterministic(runtime.deterministic)
     torch.backends.cudnn.benchmark = device.type == "cuda" and not runtime.deterministic
     torch.backends.cudnn.benchmark_limit = 0  # try every algorithm, not the ten that are guessed to be best
@@ -60,20 +63,37 @@ def prepare(runtime: Runtime) -> Machine:
 
 @contextmanager
 def prepared(runtime: Runtime) -> Iterator[Machine]:
-    """The same for a while: afterwards torch is as its owner had it, the CPU's random numbers included."""
+    """Prepare torch for the block; afterwards put back its settings, random states and environment variables.
+
+    Where CUDA was not initialised before the block, its random state is put back only if the block computes there.
+    """
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     cudnn = torch.backends.cudnn
     benchmark, benchmark_limit, tf32 = cudnn.benchmark, cudnn.benchmark_limit, cudnn.allow_tf32
     matmul_precision = torch.get_float32_matmul_precision()
     random_state = torch.get_rng_state()
+    variables = {name: os.environ.get(name) for name in (WORKSPACE, CACHE)}
+    cuda_states: list[torch.Tensor] | None = None
     try:
-        yield prepare(runtime)
+        machine = prepare(runtime)
+        if machine.device.type == "cuda" or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            cuda_states = torch.cuda.get_rng_state_all()
+        yield machine
     finally:
         torch.set_num_threads(threads)
-        _set_deterministic(deterministic)
+        _set_deterministic(deterministic, warn_only)
         cudnn.benchmark, cudnn.benchmark_limit, cudnn.allow_tf32 = benchmark, benchmark_limit, tf32
         torch.set_float32_matmul_precision(matmul_precision)
         torch.set_rng_state(random_state)
+        if cuda_states is not None:
+            torch.cuda.set_rng_state_all(cuda_states)
+        restore_limit()
+        for name, value in variables.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 @contextmanager
@@ -102,9 +122,10 @@ def _precision(asked: str, device_type: str) -> str:
     return asked
 
 
-def _set_deterministic(wanted: bool) -> None:
-    if torch.are_deterministic_algorithms_enabled() != wanted:  # the call itself imports the compiler: seconds
-        torch.use_deterministic_algorithms(wanted)
+def _set_deterministic(wanted: bool, warn_only: bool = False) -> None:
+    now = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    if now != (wanted, warn_only):  # the call itself imports the compiler: seconds
+        torch.use_deterministic_algorithms(wanted, warn_only=warn_only)
 
 
 def _device(asked: str) -> torch.device:

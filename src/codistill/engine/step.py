@@ -8,11 +8,11 @@ from typing import Protocol
 
 from codistill.data.batches import Draws
 from codistill.engine.captured import CapturedStep
-from codistill.engine.logs import log
 from codistill.engine.parts import FunctionsBySize, PlainWay, Way, parts
 from codistill.engine.runtime import hindrances
 from codistill.engine.timetable import Turn
 from codistill.engine.training import Training
+from codistill.log import log
 
 
 class Step(Protocol):

@@ -17,7 +17,6 @@ from codistill.data.images import ImageData
 from codistill.engine.evaluate import Metrics, ensemble, evaluate
 from codistill.engine.folder import RunFolder
 from codistill.engine.inputs import images_for
-from codistill.engine.logs import log
 from codistill.engine.optim import set_learning_rate
 from codistill.engine.recovery import Recovery
 from codistill.engine.run import Keeper, Run
@@ -25,6 +24,7 @@ from codistill.engine.runtime import prepared
 from codistill.engine.step import choose_step
 from codistill.engine.timetable import Position, Timetable
 from codistill.engine.training import Training, prepare_training
+from codistill.log import log
 from codistill.recipes.schema import Recipe
 
 

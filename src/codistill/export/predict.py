@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from codistill.data.augment import centre_crop, normalise
@@ -60,6 +60,12 @@ def find_images(paths: Sequence[Path]) -> list[Path]:
     return list(found)
 
 
+def _unidentified(suffix: str) -> str:
+    if suffix in SUFFIXES:
+        return "its content is neither PNG nor JPEG; save it as one of them"
+    return f"the format {suffix or 'of this file'} is not supported, PNG and JPEG are; convert it"
+
+
 @dataclass(frozen=True)
 class ReadyExport:
     """An export that is ready to be used."""
@@ -84,6 +90,8 @@ class ReadyExport:
         """Pixels [C, H, W], decoded as the training's were."""
         try:
             rgb_HWC = decode(file, self.preprocessing.resize[0], self.preprocessing.fit)
+        except UnidentifiedImageError:
+            return Unreadable(file, _unidentified(file.suffix.lower()))
         # Damaged images raise nearly anything: OSError, SyntaxError, struct.error, DecompressionBombError, …
         except Exception as error:
             return Unreadable(file, " ".join(str(error).split()))

@@ -48,11 +48,21 @@ def _graph_problems(recipe: "Recipe") -> Iterator[Contradiction]:
         yield Contradiction(culprit, str(error), frozenset(about))
         return
     for name in [name for name in graph.frozen if name not in recipe.start]:
-        message = f"missing; with {recipe.method} this network only teaches, so give its weights: start.{name}=FILE"
-        yield Contradiction(("start", name), message, frozenset(about))
+        yield Contradiction(("start", name), _lacks_weights(recipe, name), frozenset(about))
     for name in [name for name in graph.frozen if graph.exits[name]]:
         message = f"{name} only teaches, and its auxiliary classifiers would teach untrained; let only its final teach"
         yield Contradiction(culprit, message, frozenset(about))
+
+
+def _lacks_weights(recipe: "Recipe", name: str) -> str:
+    if recipe.method != "kd":
+        return f"missing; with {recipe.method} this network only teaches, so give its weights: start.{name}=FILE"
+    message = f"missing; kd's teacher is the first network, {name}, and needs its weights: start.{name}=FILE"
+    if teacher := next(iter(recipe.start), None):
+        order = {teacher: recipe.networks[teacher], **recipe.networks}
+        message += f"; if {teacher!r} is to teach, name it first: "
+        message += f"'networks={{{', '.join(f'{network}: {kind}' for network, kind in order.items())}}}'"
+    return message
 
 
 def _switch_problems(recipe: "Recipe") -> Iterator[Contradiction]:

@@ -4,11 +4,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from codistill.log import log
 from codistill.recipes.errors import Path
 from codistill.recipes.schema import Recipe
 from codistill.recipes.shape import by_kind, sections
 
 Values = Mapping[str, Any]
+
+EMBEDDED = "fashion"
+FOR_EMBEDDED = ("wrong_labels", "train_limit", "test_limit")
+"""Keys of data that a recipe chooses for the embedded images, to make them a demonstration."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +32,8 @@ class Draft:
 
         A section's kind goes first, so that keys set beside it are judged as the new kind's, in whatever order.
         """
-        values = self.values
         steps = [step for path, value in assignments.items() for step in _spread(path, value)]
+        values = _of_other_images(self.values, dict(steps), self.source)
         for path, value in sorted(steps, key=lambda step: step[0][1:] != ("kind",)):
             values = _of_kind(values, path[0], value) if path[1:] == ("kind",) else values
             values = _assigned(values, path, value)
@@ -51,6 +56,22 @@ def _assigned(values: object, path: tuple[str, ...], value: object) -> dict[str,
     key, *rest = path
     before = values if isinstance(values, Mapping) else {}
     return {**before, key: _assigned(before.get(key), tuple(rest), value) if rest else value}
+
+
+def _of_other_images(values: Values, given: Mapping[tuple[str, ...], object], source: str) -> Values:
+    """The values without what was chosen for the embedded images, where ``data.name`` becomes another.
+
+    Whoever trains the demonstration's networks on photos of their own wants all of them, with their true labels.
+    """
+    data = values.get("data")
+    name = given.get(("data", "name"), EMBEDDED)
+    if name == EMBEDDED or not isinstance(data, Mapping) or data.get("name") != EMBEDDED:
+        return values
+    dropped = {key: data[key] for key in FOR_EMBEDDED if data.get(key) and ("data", key) not in given}
+    if dropped:
+        settings = " ".join(f"data.{key}={value}" for key, value in dropped.items())
+        log.info("data.name=%s: left out what %s sets for %s; to keep it, type %s", name, source, EMBEDDED, settings)
+    return {**values, "data": {key: value for key, value in data.items() if key not in dropped}}
 
 
 def _of_kind(values: Values, section: str, kind: object) -> Values:

@@ -57,6 +57,9 @@ def parse(assignments: Sequence[str]) -> tuple[dict[tuple[str, ...], object], li
 def difference(old: Recipe, new: Recipe) -> list[str]:
     """What changed, one ``key: old → new`` for each key, in the recipe's order."""
     before, after = (dict(_leaves(recipe.model_dump(mode="json"))) for recipe in (old, new))
+    if (old.method, old.networks) == (new.method, new.networks) and old.graph.frozen != new.graph.frozen:
+        # Only the order differs, and kd's teacher is the first.
+        before["networks"], after["networks"] = (json.dumps(recipe.networks) for recipe in (old, new))
     return [
         f"{key}: {before.get(key, _ABSENT)} → {after.get(key, _ABSENT)}"
         for key in dict.fromkeys([*before, *after])

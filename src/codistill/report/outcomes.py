@@ -7,6 +7,7 @@ from codistill.report import facts
 from codistill.report.blocks import Axis, Block, Chart, Fold, Grid, Series, Words
 from codistill.report.curves import ERROR
 from codistill.report.entries import Entry, Overview
+from codistill.studies.report import shared_networks
 from codistill.studies.statistics import Difference, paired_difference
 
 FEW_RUNS = 12  # more are folded away, once they are finished
@@ -85,15 +86,9 @@ def _contrasts(seen: Overview) -> Iterator[tuple[str, Difference]]:
         for ours, theirs in seen.study.contrasts:
             if ours in by_label and theirs in by_label:
                 pair = by_label[ours], by_label[theirs]
-                shared = _shared_networks(*pair)
-                if found := paired_difference(*(_errors(entry, shared) for entry in pair)):
+                shared = shared_networks(*(entry.recipe for entry in pair))
+                if shared and (found := paired_difference(*(_errors(entry, shared) for entry in pair))):
                     yield (f"{group}: " if len(seen.groups) > 1 else "") + f"{ours} − {theirs}", found
-
-
-def _shared_networks(ours: Entry, theirs: Entry) -> list[str]:
-    """Those that both have and that learn in both."""
-    frozen = {*ours.recipe.graph.frozen, *theirs.recipe.graph.frozen}
-    return [name for name in ours.recipe.networks if name in theirs.recipe.networks and name not in frozen]
 
 
 def _errors(entry: Entry, networks: list[str]) -> dict[int, float]:

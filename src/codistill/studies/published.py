@@ -1,12 +1,13 @@
 """Results that we publish: one JSON file per run, and the tables that follow from them."""
 
+import json
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from codistill.engine.files import to_json, write_atomically
-from codistill.engine.folder import RunFolder, read_result_file
+from codistill.engine.files import read_json, to_json, write_atomically
+from codistill.engine.folder import MAX_BYTES, RunFolder, read_result_file
 from codistill.recipes import Recipe
 from codistill.recipes.overrides import as_change, is_below, key_of
 from codistill.studies import catalogue
@@ -48,7 +49,10 @@ def publish(run_folder: Path, results: Path) -> Path:
     if len(written) > MAX_PUBLISHED_BYTES:
         written = _text(_slimmed(content))
     target = results / f"{name}.json"
-    if target.exists() and target.read_bytes() != written:
+    if target.exists():
+        # By value: earlier versions wrote the same result with its keys in another order.
+        if read_json(target, MAX_BYTES) == json.loads(written):
+            return target
         raise ValueError(f"{target} is published from another run of this recipe; remove that file to replace it")
     results.mkdir(parents=True, exist_ok=True)
     write_atomically(target, written)
@@ -67,7 +71,7 @@ def publish_all(run_folders: Sequence[Path], results: Path) -> tuple[list[Path],
 
 
 def _text(content: dict[str, Any]) -> bytes:
-    return f"{to_json(content, indent=1)}\n".encode()
+    return f"{to_json(content, indent=1, sort_keys=False)}\n".encode()
 
 
 def _without_places(content: dict[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,8 @@ NO_DEVIATION = ("name", "seed", "start", *WHERE)
 # Deviations beyond which the paper's number says nothing about ours.
 INCOMPARABLE = ("networks", "method", "heads", "data.name", "data.wrong_labels", "data.train_limit")
 
+NOTHING_SHARED = "no network in common"
+
 Results = Mapping[str, Mapping[int, Result]]
 """By row key and seed."""
 Column = tuple[str, Callable[[Row], Cell]]
@@ -141,16 +143,23 @@ def _differences(study: Study, found: Results) -> Table:
                 title = [group, f"{ours} − {theirs}"] if len(study.groups) > 1 else [f"{ours} − {theirs}"]
                 rows += [(*title, *cells) for cells in _contrast(by_label[ours], by_label[theirs], found, scale)]
     columns = (*_group_column(study), "difference", "of", "n", "points", "95 % interval", "ahead in", "verdict")
-    notes = (
+    notes = [
         "Differences of top-1 error in percentage points, paired by seed; below 0 the first is better. Intervals are "
         "Student's t, each by itself. A verdict needs an interval that does not contain 0.",
-    )
-    return Table(f"{study.title}: differences", columns, tuple(rows), notes)
+    ]
+    if any(row[-1] == NOTHING_SHARED for row in rows):
+        notes.append(
+            f"{NOTHING_SHARED.capitalize()}: the two rows train no network of the same name, so no difference can be "
+            "formed. Networks are matched by name: train with the same names, as in 'networks={a: …, b: …}'."
+        )
+    return Table(f"{study.title}: differences", columns, tuple(rows), tuple(notes))
 
 
 def _contrast(ours: Row, theirs: Row, found: Results, scale: float | None) -> Iterator[tuple[Cell, ...]]:
-    frozen = {*ours.recipe.graph.frozen, *theirs.recipe.graph.frozen}
-    shared = [name for name in ours.recipe.networks if name in theirs.recipe.networks and name not in frozen]
+    shared = shared_networks(ours.recipe, theirs.recipe)
+    if not shared:
+        yield (None, 0, None, None, None, NOTHING_SHARED)
+        return
     parts = [shared, *([name] for name in shared)] if len(shared) > 1 else [shared]
     for part in parts:
         first, second = ({seed: run.mean_error(part) for seed, run in found[row.key].items()} for row in (ours, theirs))
@@ -161,6 +170,12 @@ def _contrast(ours: Row, theirs: Row, found: Results, scale: float | None) -> It
         else:
             ahead = f"{difference.ahead} of {difference.n}"
             yield (what, difference.n, difference.mean, _interval(difference), ahead, _verdict(difference, scale))
+
+
+def shared_networks(ours: Recipe, theirs: Recipe) -> list[str]:
+    """The names of networks that both recipes train; one that only teaches is not trained."""
+    frozen = {*ours.graph.frozen, *theirs.graph.frozen}
+    return [name for name in ours.networks if name in theirs.networks and name not in frozen]
 
 
 def _interval(difference: Difference) -> Interval | None:

@@ -16,6 +16,7 @@ LABELS = {
     "dcm_1": "DCM-1",
     "dcm_2": "DCM-2",
     "dcm": "DCM",
+    "dks": "DKS",
     "complete": "complete",
 }
 FAMILIES = {

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from codistill.engine.folder import RunFolder
-from codistill.engine.logs import log
+from codistill.log import log
 from codistill.recipes.schema import Recipe
 from codistill.trackers.mlflow import Mlflow
 from codistill.trackers.tensorboard import TensorBoard

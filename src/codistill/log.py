@@ -1,4 +1,4 @@
-"""What the package says while it works: everything goes to one logger, and whoever wants to hear adds a handler."""
+"""The package's one logger, ``codistill``, and the handlers that commands and runs attach to it."""
 
 import logging
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ log = logging.getLogger("codistill")
 
 @contextmanager
 def logging_to(handler: logging.Handler) -> Iterator[None]:
-    """For a while, what is said from INFO upwards reaches the handler too."""
+    """Attach the handler, from INFO upwards, while the block runs."""
     level = log.level
     log.setLevel(min(log.getEffectiveLevel(), logging.INFO))
     log.addHandler(handler)
@@ -23,7 +23,7 @@ def logging_to(handler: logging.Handler) -> Iterator[None]:
 
 
 def file_handler(file: Path) -> logging.Handler:
-    """Plain lines with their time."""
+    """A handler that writes plain lines with their time."""
     handler = logging.FileHandler(file)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     return handler

@@ -1,0 +1,51 @@
+"""What ``train`` prints about images before it trains on them."""
+
+from pathlib import Path
+
+import pytest
+from calling import TINY, Codistill
+from PIL import Image
+
+from codistill.data.listing import kinds
+
+SHORT = ["length.epochs=1", "runtime.device=cpu"]
+
+
+@pytest.fixture
+def photos(codistill: Codistill) -> Path:
+    """Two classes of four PNG files in each set, and three WebP files more."""
+    for split in ("train", "test"):
+        for colour in ("red", "blue"):
+            folder = Path("photos", split, colour)
+            folder.mkdir(parents=True)
+            for number in range(4):
+                Image.new("RGB", (9, 9), colour).save(folder / f"{number}.png")
+    for number in range(3):
+        Image.new("RGB", (9, 9)).save(Path("photos", "train", "red", f"{number}.webp"))
+    return Path("photos")
+
+
+def test_wrong_labels_are_counted_on_the_screen_and_in_the_log(codistill: Codistill) -> None:
+    result = codistill("train", *TINY, *SHORT, "--out", "run")
+    told = "10 of 20 training labels (50%) are replaced by wrong ones: data.wrong_labels=0.5"
+    assert told in result.stdout, result.stderr
+    assert told in Path("run/train.log").read_text()
+    assert "wrong" not in codistill("train", *TINY, *SHORT, "data.wrong_labels=0", "--out", "true").stdout
+
+
+def test_quickstart_trains_own_images_on_their_true_labels(codistill: Codistill, photos: Path) -> None:
+    own = ["data.name=folder", f"data.folder={photos}", "data.image_size=9"]
+    result = codistill("train", "quickstart", *own, *SHORT, "--out", "run")
+    assert result.exit_code == 0, result.stderr
+    assert "replaced by wrong ones" not in result.stdout
+    kept = "data.wrong_labels=0.5 data.train_limit=1500 data.test_limit=2000"
+    assert f"data.name=folder: left out what quickstart sets for fashion; to keep it, type {kept}" in result.stdout
+    left_out = "3 files are left out: .webp 3; only .jpeg, .jpg, .png are read"
+    assert f"warning: {left_out}" in result.stderr
+    assert left_out in Path("run/train.log").read_text()
+
+
+def test_kinds_of_files_and_of_members_in_shards() -> None:
+    assert kinds([]) == {}
+    names = ["train/a/x.webp", "train/a/Y.WEBP", "train/README", "3 members *.json", "1 members *.", "2 members *.a.b"]
+    assert kinds(names) == {".json": 3, ".webp": 2, "no suffix": 2, ".a.b": 2}
