@@ -106,7 +106,7 @@ def read(model: Path) -> Bundle:
     manifest = _manifest(folder)
     if manifest is None:
         if RunFolder(folder).recipe.exists():
-            advice = f"it is a run; export it first: codistill export {folder} --network NAME --format pt2 --out DIR"
+            advice = f"it is a run; export it first: codistill export {folder} --network NAME --out DIR"
         else:
             advice = "give the folder that `codistill export --out` wrote, or the model's file in it"
         raise ValueError(f"{folder} is no export: it has no {MANIFEST} that can be read; {advice}")

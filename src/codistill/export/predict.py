@@ -1,4 +1,4 @@
-"""Classes for image files, by an exported network in any of the three formats."""
+"""Classes for image files, by a network exported as safetensors or ONNX."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -71,6 +71,11 @@ class ReadyExport:
     @classmethod
     def load(cls, model: Path) -> "ReadyExport":
         export = bundle.read(model)
+        if export.format == formats.Pt2.name:
+            raise ValueError(
+                f"{export.model}: predict takes safetensors and onnx, because {formats.PT2_RUNS_CODE}; export the run "
+                "again: codistill export RUN --network NAME --format safetensors --out DIR"
+            )
         how = export.preprocessing
         height, width = how.resize
         if how.channels is None or height != width or how.centre_crop[0] != how.centre_crop[1]:
