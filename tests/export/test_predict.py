@@ -1,7 +1,9 @@
 """Predictions on image files are those of the network on the same pixels, in every format."""
 
 import json
+import os
 import shutil
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +66,19 @@ def test_unreadable_images_are_named_and_the_others_go_on(
     assert [outcome.file.name for outcome in outcomes] == ["damaged.png", "deep.png", "empty.png", "text.jpg", "00.png"]
     assert all(isinstance(outcome, Unreadable) and outcome.why for outcome in outcomes[:4])
     assert isinstance(outcomes[4], Prediction)
+
+
+def test_a_pipe_is_not_waited_for(exported: dict[str, Exported], photos: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    outcomes: list[Prediction | Unreadable] = []
+    images = [tmp_path / "pipe.png", photos / "00.png"]
+    predicting = threading.Thread(
+        target=lambda: outcomes.extend(predict(exported["safetensors"].model, images)), daemon=True
+    )
+    predicting.start()
+    predicting.join(timeout=60)
+    assert outcomes[:1] == [Unreadable(tmp_path / "pipe.png", "not a regular file")]
+    assert [type(outcome) for outcome in outcomes] == [Unreadable, Prediction]
 
 
 def ready(channels: str, size: int, crop: int, mean: tuple[float, ...]) -> ReadyExport:

@@ -3,7 +3,10 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
+
+from codistill.engine.files import open_regular
 
 log = logging.getLogger("codistill")
 
@@ -22,8 +25,15 @@ def logging_to(handler: logging.Handler) -> Iterator[None]:
         handler.close()
 
 
+class RegularFileHandler(logging.FileHandler):
+    """Appends to a regular file, or to none."""
+
+    def _open(self) -> TextIOWrapper:
+        return open(self.baseFilename, "a", encoding=self.encoding, opener=open_regular)
+
+
 def file_handler(file: Path) -> logging.Handler:
     """Plain lines with their time."""
-    handler = logging.FileHandler(file)
+    handler = RegularFileHandler(file)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     return handler

@@ -93,6 +93,7 @@ class Run:
         What changes nothing of what is learned, such as the device, may be another: it is logged, and written down.
         """
         folder.refuse_if_foreign()
+        folder.refuse_irregular()
         with explained(folder.path, "make the run's folder"):
             folder.path.mkdir(parents=True, exist_ok=True)
         with RunLock(folder.path):

@@ -87,6 +87,8 @@ class ReadyExport:
 
     def read(self, file: Path) -> Tensor | Unreadable:
         """Pixels [C, H, W], decoded as the training's were."""
+        if not file.is_file():
+            return Unreadable(file, "not a regular file")
         try:
             rgb_HWC = decode(file, self.preprocessing.resize[0], self.preprocessing.fit)
         # Damaged images raise nearly anything: OSError, SyntaxError, struct.error, DecompressionBombError, …

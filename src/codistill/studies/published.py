@@ -48,7 +48,7 @@ def publish(run_folder: Path, results: Path) -> Path:
     if len(written) > MAX_PUBLISHED_BYTES:
         written = _text(_slimmed(content))
     target = results / f"{name}.json"
-    if target.exists() and target.read_bytes() != written:
+    if target.exists() and not (target.is_file() and target.read_bytes() == written):
         raise ValueError(f"{target} is published from another run of this recipe; remove that file to replace it")
     results.mkdir(parents=True, exist_ok=True)
     write_atomically(target, written)
@@ -118,7 +118,7 @@ def _command(study: Study, found: Results, seeds: Sequence[int], *, whole: bool)
 
 def _read_published(path: Path) -> Result:
     try:
-        return read_result(path)
+        return read_result(path, follow_links=True)
     except ValueError as error:
         raise ValueError(f"{error}\nMove that file out of {path.parent}: only results of runs belong there") from error
 
