@@ -1,9 +1,8 @@
-"""The package's one logger, ``codistill``, and the handlers that commands and runs attach to it."""
+"""The package's one logger, ``codistill``, to which commands and runs attach handlers."""
 
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 log = logging.getLogger("codistill")
 
@@ -20,10 +19,3 @@ def logging_to(handler: logging.Handler) -> Iterator[None]:
         log.removeHandler(handler)
         log.setLevel(level)
         handler.close()
-
-
-def file_handler(file: Path) -> logging.Handler:
-    """A handler that writes plain lines with their time."""
-    handler = logging.FileHandler(file)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    return handler

@@ -17,7 +17,7 @@ from codistill.engine.run import Run
 @pytest.fixture(scope="module")
 def folder(finished: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("exported") / "out"
-    assert call("export", finished.folder, "--network", "a", "--format", "pt2", "--out", out).exit_code == 0
+    assert call("export", finished.folder, "--network", "a", "--format", "onnx", "--out", out).exit_code == 0
     return out
 
 
@@ -132,7 +132,7 @@ def test_predict_prints_a_line_per_image(folder: Path, photo: Path, codistill: C
 
 def test_predict_as_json_names_what_it_could_not_read(folder: Path, photo: Path, codistill: Codistill) -> None:
     Path("bad.jpg").write_bytes(b"\xff\xd8")
-    result = codistill("predict", folder / "model.pt2", photo, "bad.jpg", "--json")
+    result = codistill("predict", folder / "model.onnx", photo, "bad.jpg", "--json")
     assert result.exit_code == 1
     assert "warning: bad.jpg cannot be read and is skipped: " in result.stderr
     said = json.loads(result.stdout)

@@ -2,6 +2,7 @@ import errno
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,16 @@ from pathlib import Path
 import pytest
 
 from codistill.engine import files
-from codistill.engine.files import RunError, RunLock, explained, read_json, require_space, sweep, write_atomically
+from codistill.engine.files import (
+    RunError,
+    RunLock,
+    explained,
+    open_regular,
+    read_json,
+    require_space,
+    sweep,
+    write_atomically,
+)
 
 HOLDER = """
 import os, sys, time
@@ -145,9 +155,71 @@ def test_a_nesting_bomb_is_refused(tmp_path):
         read_json(path)
 
 
-def test_only_plain_files_are_read(tmp_path):
+def irregular(folder):
+    """One of every kind that is neither a regular file nor a folder, by what it is called; devices by links to them."""
+    (folder / "target").write_text("{}")
+    (folder / "link").symlink_to("target")
+    (folder / "dangling").symlink_to("nowhere")
+    (folder / "loop").symlink_to("loop")
+    (folder / "zeros").symlink_to("/dev/zero")
+    os.mkfifo(folder / "pipe")
+    (folder / "folder").mkdir()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "socket"))
+    return {
+        **dict.fromkeys(("link", "dangling", "loop", "zeros"), "a symbolic link"),
+        "pipe": "a named pipe",
+        "folder": "a folder",
+        "socket": "a socket",
+    }
+
+
+READ, APPEND, WRITE = os.O_RDONLY, os.O_WRONLY | os.O_CREAT | os.O_APPEND, os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+
+
+@pytest.mark.parametrize("flags", [READ, APPEND, WRITE])
+def test_only_regular_files_are_opened(tmp_path, flags):
+    for name, kind in irregular(tmp_path).items():
+        with pytest.raises(RunError, match=f"^{tmp_path}/{name} is {kind}, not a regular file; .* move it away"):
+            open_regular(tmp_path / name, flags)
+    with pytest.raises(RunError, match=r"^/dev/zero is a device, not a regular file"):
+        open_regular("/dev/zero", flags)
+    assert (tmp_path / "target").read_text() == "{}"
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_what_takes_a_files_place_while_it_is_opened_is_refused_too(tmp_path, monkeypatch):
+    """Whatever the first look saw: the open itself follows no link and waits for no pipe."""
+    kinds = irregular(tmp_path)
+    monkeypatch.setattr(files, "refuse_unless", lambda *_, **__: None)
+    for name in kinds:
+        with pytest.raises((RunError, OSError)):
+            open_regular(tmp_path / name, READ)
+    with pytest.raises(RunError, match="pipe is a named pipe"):
+        open_regular(tmp_path / "pipe", READ)
+    with pytest.raises(OSError, match="symbolic links"):
+        open_regular(tmp_path / "link", APPEND)
+
+
+def test_links_that_a_user_named_are_followed_to_regular_files_alone(tmp_path):
+    irregular(tmp_path)
+    assert read_json(tmp_path / "link", follow_links=True) == {}
+    for name, kind in {"zeros": "a device", "pipe": "a named pipe"}.items():
+        with pytest.raises(RunError, match=f"{name} is {kind}, not a regular file"):
+            read_json(tmp_path / name, follow_links=True)
+
+
+def test_a_planted_temporary_file_is_not_written_through(tmp_path):
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / f".tmp-result.json-{os.getpid()}").symlink_to("victim")
+    with pytest.raises(RunError, match=r"\.tmp-result\.json-\d+ is a symbolic link"):
+        write_atomically(tmp_path / "result.json", "new")
+    assert (tmp_path / "victim").read_text() == "precious"
+
+
+def test_only_regular_files_are_read(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(RunError, match="not a plain file"):
+    with pytest.raises(RunError, match="pipe is a named pipe, not a regular file"):
         read_json(tmp_path / "pipe")
     with pytest.raises(RunError, match=r"cannot read missing\.json"):
         read_json(tmp_path / "missing.json")

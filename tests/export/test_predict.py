@@ -1,7 +1,9 @@
 """Predictions on image files are those of the network on the same pixels, in every format."""
 
 import json
+import os
 import shutil
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,6 @@ from torch import Tensor
 from codistill.data import embedded
 from codistill.export.bundle import Preprocessing
 from codistill.export.exporting import Exported
-from codistill.export.formats import FORMATS
 from codistill.export.predict import Prediction, ReadyExport, Unreadable, find_images, predict
 
 IMAGES = 70  # more than one batch
@@ -34,7 +35,7 @@ def export_copy(exported: dict[str, Exported], tmp_path: Path) -> Path:
     return shutil.copytree(exported["safetensors"].model.parent, tmp_path / "export")
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", ["safetensors", "onnx"])
 def test_the_likeliest_classes(name: str, exported: dict[str, Exported], photos: Path, thousand: Tensor) -> None:
     logits = exported[name].shipped.network(thousand[:IMAGES]).double().numpy()
     outcomes = list(predict(exported[name].model.parent, [photos], top=3))
@@ -48,7 +49,7 @@ def test_the_likeliest_classes(name: str, exported: dict[str, Exported], photos:
 
 
 def test_the_models_file_will_do_and_top_is_bounded_by_the_classes(exported: dict[str, Exported], photos: Path) -> None:
-    (one,) = predict(exported["pt2"].model, [photos / "00.png"], top=50)
+    (one,) = predict(exported["onnx"].model, [photos / "00.png"], top=50)
     assert isinstance(one, Prediction)
     assert sorted(label for label, _ in one.top) == sorted(embedded.CLASS_NAMES)
     assert sum(value for _, value in one.top) == pytest.approx(1)
@@ -81,6 +82,19 @@ def test_unreadable_images_are_named_and_the_others_go_on(
     assert [outcome.file.name for outcome in outcomes] == ["damaged.png", "deep.png", "empty.png", "text.jpg", "00.png"]
     assert all(isinstance(outcome, Unreadable) and outcome.why for outcome in outcomes[:4])
     assert isinstance(outcomes[4], Prediction)
+
+
+def test_a_pipe_is_not_waited_for(exported: dict[str, Exported], photos: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    outcomes: list[Prediction | Unreadable] = []
+    images = [tmp_path / "pipe.png", photos / "00.png"]
+    predicting = threading.Thread(
+        target=lambda: outcomes.extend(predict(exported["safetensors"].model, images)), daemon=True
+    )
+    predicting.start()
+    predicting.join(timeout=60)
+    assert outcomes[:1] == [Unreadable(tmp_path / "pipe.png", "not a regular file")]
+    assert [type(outcome) for outcome in outcomes] == [Unreadable, Prediction]
 
 
 def ready(channels: str, size: int, crop: int, mean: tuple[float, ...]) -> ReadyExport:
@@ -124,9 +138,9 @@ def test_folders_are_searched_and_images_counted_once(tmp_path: Path) -> None:
 
 def test_images_that_are_not_there(exported: dict[str, Exported], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"nowhere\.png: no such file or folder; give images"):
-        list(predict(exported["pt2"].model, [tmp_path / "nowhere.png"]))
+        list(predict(exported["onnx"].model, [tmp_path / "nowhere.png"]))
     with pytest.raises(ValueError, match="no images in this folder"):
-        list(predict(exported["pt2"].model, [tmp_path]))
+        list(predict(exported["onnx"].model, [tmp_path]))
 
 
 def test_models_that_are_none(finished: Path, photos: Path, tmp_path: Path) -> None:

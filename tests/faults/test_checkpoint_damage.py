@@ -171,8 +171,8 @@ HOSTILE = {
     "an extra folder": (lambda folder: (folder / "extra").mkdir(), "unexpected: extra"),
     **{f"no {name}": (lambda folder, name=name: (folder / name).unlink(), f"missing: {name}") for name in NAMES},
     "an empty folder": (lambda folder: [(folder / name).unlink() for name in NAMES], "missing"),
-    "a link": (replaced_by_link, "state.json is not a plain file"),
-    "a pipe": (replaced_by_pipe, "state.json is not a plain file"),
+    "a link": (replaced_by_link, "state.json is a symbolic link, not a regular file"),
+    "a pipe": (replaced_by_pipe, "state.json is a named pipe, not a regular file"),
     "a linked folder": (linked_folder, "not a folder"),
     "a file for a folder": (not_a_folder, "not a folder"),
     "a path upwards": (listing("../../state.json"), "state.json is {"),
@@ -234,14 +234,14 @@ def test_where_none_is_intact_nothing_starts_anew(tmp_path):
 @pytest.mark.parametrize(("number", "falls_back"), [(errno.EIO, True), (errno.EACCES, False), (errno.ENOMEM, False)])
 def test_a_bad_sector_is_damage_but_a_lack_of_rights_is_not(tmp_path, monkeypatch, number, falls_back):
     store = filled(tmp_path, 1, 2)
-    opened = Path.open
+    opened = os.open
 
     def failing_open(path, *arguments, **options):
-        if path.parent.name == "step-00000002":
+        if Path(path).parent.name == "step-00000002":
             raise OSError(number, os.strerror(number), str(path))
         return opened(path, *arguments, **options)
 
-    monkeypatch.setattr(Path, "open", failing_open)
+    monkeypatch.setattr(os, "open", failing_open)
     if falls_back:
         assert_is(store.newest(), 1)
     else:

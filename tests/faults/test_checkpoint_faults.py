@@ -1,5 +1,6 @@
 """Whatever happens while a checkpoint is saved, the newest or the one before loads."""
 
+import builtins
 import errno
 import os
 import shutil
@@ -27,13 +28,13 @@ class Faults:
         self.fail_at, self.when, self.error, self.done, self.dead = fail_at, when, error, [], False
         for name in ("fsync", "rename", "mkdir", "unlink", "rmdir"):
             monkeypatch.setattr(os, name, self.watched(name, getattr(os, name)))
-        opened = Path.open
+        opened = builtins.open
 
         def watched_open(path, mode="r", *arguments, **options):
             file = opened(path, mode, *arguments, **options)
             return Writer(self, file) if "w" in mode else file
 
-        monkeypatch.setattr(Path, "open", watched_open)
+        monkeypatch.setattr(builtins, "open", watched_open)
 
     def watched(self, name, operation):
         def operate(*arguments, **options):

@@ -11,7 +11,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "codistill"
 EXECUTES = (
     *("eval", "exec", "compile", "__import__", "importlib.import_module", "importlib.util.module_from_spec", "runpy"),
     *("pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "copyreg"),
-    *("torch.load", "torch.jit.load", "torch.hub", "torch.package", "torch.serialization"),
+    *("torch.load", "torch.jit.load", "torch.hub", "torch.package", "torch.serialization", "torch.export.load"),
     *("yaml.load", "yaml.load_all", "yaml.full_load", "yaml.unsafe_load", "yaml.Loader", "yaml.UnsafeLoader"),
     *("os.system", "os.popen", "os.execv", "os.execvp", "os.spawnv", "pty", "commands", "code", "codeop", "ctypes"),
     *("shell=True", "allow_pickle=True", "weights_only=False", "tarfile.extractall", "zipfile.extractall"),
@@ -19,6 +19,7 @@ EXECUTES = (
 TALKS = ("socket", "ssl", "http", "urllib", "requests", "httpx", "aiohttp", "ftplib", "smtplib", "pooch", "webbrowser")
 ALLOWED = {
     "data/unpickle.py": {"pickle"},  # CIFAR's own files; every name in them becomes an inert stand-in
+    "export/formats.py": {"torch.export.load"},  # of what this process has just written, to check it
     "data/fetch.py": {"pooch"},  # `codistill data NAME --download`, and nothing else, downloads
     "report/server.py": {"http", "urllib"},  # `codistill watch` serves its page to this machine alone
     "cli/watch.py": {"webbrowser"},  # `codistill watch --browser` shows it
@@ -80,6 +81,7 @@ def test_nothing_else_executes_or_talks() -> None:
         ("from pickle import loads as read", "pickle"),
         ("import torch as t\nt.load('x')", "torch.load"),
         ("from torch import load", "torch.load"),
+        ("from torch.export import load", "torch.export.load"),
         ("read = eval", "eval"),
         ("exec('1')", "exec"),
         ("import yaml\nyaml.load(x, yaml.Loader)", "yaml.load"),

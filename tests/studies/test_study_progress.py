@@ -1,7 +1,9 @@
 """How far a study is, as its runs have written it down."""
 
 import io
+import os
 import re
+import threading
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,16 @@ def test_the_clock_of_a_run_is_its_last_whole_line(tmp_path: Path) -> None:
     assert clock(run) == (0, 0.0)
     timing.write_text('{"epoch": 1, "elapsed_s": 2.5}\n{"epoch": 2, "elapsed_s": 5.5}\n{"epo')
     assert clock(run) == (2, 5.5)
+
+
+def test_a_pipe_in_the_place_of_the_clock_is_not_waited_for(tmp_path: Path) -> None:
+    run = PlannedRun("title", catalogue.get("demo").rows[0].recipe, tmp_path)
+    os.mkfifo(tmp_path / "timing.jsonl")
+    told: list[tuple[int, float]] = []
+    reading = threading.Thread(target=lambda: told.append(clock(run)), daemon=True)
+    reading.start()
+    reading.join(timeout=60)
+    assert told == [(0, 0.0)]
 
 
 @pytest.mark.parametrize("damage", [b"garbage\n", b"[]\n", b"\xff\xfe\n", b'{"epoch": "two", "elapsed_s": null}\n'])

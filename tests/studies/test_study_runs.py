@@ -151,3 +151,33 @@ def test_a_result_of_another_recipe_is_not_believed(tmp_path: Path) -> None:
     fill(first.folder, first.recipe, made_up_result(second.recipe))
     with pytest.raises(ValueError, match=r"another recipe:\s+method: dml → independent\s+Move that folder away"):
         plan_runs(study, [41], [], tmp_path, None)
+
+
+@pytest.mark.parametrize("name", ["logs", "recipes"])
+def test_a_studys_folder_that_is_a_link_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / name).symlink_to("elsewhere")
+    with pytest.raises(ValueError, match=f"{tmp_path}/{name} is a symbolic link, not a folder"):
+        plan_runs(catalogue.get("demo"), [1], [], tmp_path, threads=1)
+
+
+def test_a_run_with_a_link_in_it_is_named_with_what_to_do(tmp_path: Path) -> None:
+    run = plan_runs(catalogue.get("demo"), [1], [], tmp_path, threads=1).runs[0]
+    run.folder.mkdir(parents=True)
+    (run.folder / "recipe.yaml").write_text(files.dumps(run.recipe))
+    (run.folder / "timing.jsonl").symlink_to("nowhere")
+    with pytest.raises(ValueError, match=r"timing\.jsonl is a symbolic link(.|\n)*Move .* away to train it again"):
+        plan_runs(catalogue.get("demo"), [1], [], tmp_path, threads=1)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_childs_log_is_not_written_through_a_link(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    study = catalogue.get("demo")
+    run = plan_runs(study, [study.first_seed], ["runtime.device=cpu"], out, threads=1).runs[0]
+    (out / "logs").mkdir(parents=True)
+    (tmp_path / "victim").write_text("precious")
+    (out / "logs" / f"{run.name}.log").symlink_to(tmp_path / "victim")
+    with pytest.raises(ValueError, match=rf"logs/{run.name}\.log is a symbolic link, not a regular file"):
+        Studied(out, seeds=1)
+    assert (tmp_path / "victim").read_text() == "precious"

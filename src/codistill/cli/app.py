@@ -139,7 +139,9 @@ def export(
 
 @app.command()
 def predict(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The folder that `export` wrote, or its model file.")],
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A safetensors or onnx export: its folder, or its model file.")
+    ],
     images: Annotated[list[Path], typer.Argument(metavar="IMAGES", help="PNG and JPEG files, or folders of them.")],
     top: Annotated[int, typer.Option(min=1, metavar="N", help="How many classes to show.")] = 5,
     as_json: AsJson = False,

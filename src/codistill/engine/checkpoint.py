@@ -7,6 +7,7 @@ temporary folder, every file and the folder are fsynced, and a rename makes it c
 
 import errno
 import json
+import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ from codistill.engine.files import (
     TEMPORARY,
     RunError,
     explained,
+    open_regular,
     read_json,
     require_space,
     sweep,
@@ -240,20 +242,17 @@ def _verify(path: Path, step: int) -> None:
         raise DamagedError(
             f"missing: {', '.join(sorted(missing)) or '–'}; unexpected: {', '.join(sorted(foreign)) or '–'}"
         )
-    for name, entry in found.items():
-        if entry.is_symlink() or not entry.is_file():
-            raise DamagedError(f"{name} is not a plain file")
     prints = {name: _fingerprint(found[name]) for name in (TENSORS, STATE)}
     expected = _manifest(step, prints)
-    with found[MANIFEST].open("rb") as file:
+    with open(found[MANIFEST], "rb", opener=open_regular) as file:
         manifest = file.read(MANIFEST_MAX_BYTES)
     if manifest != expected:
         raise DamagedError(_difference(manifest, prints, step))
 
 
 def _fingerprint(path: Path) -> Fingerprint:
-    with path.open("rb") as file:
-        return {"bytes": path.stat().st_size, "sha256": file_digest(file, "sha256").hexdigest()}
+    with open(path, "rb", opener=open_regular) as file:
+        return {"bytes": os.fstat(file.fileno()).st_size, "sha256": file_digest(file, "sha256").hexdigest()}
 
 
 def _difference(manifest: bytes, prints: dict[str, Fingerprint], step: int) -> str:

@@ -1,5 +1,8 @@
 """The small files of a run's folder: written whole or not at all, read with a bound, by one writer at a time.
 
+All are opened by ``open_regular``, so that a run's folder from elsewhere cannot lead out of itself by a symbolic link,
+or let a process wait for a named pipe.
+
 Imports no torch. What the operating system refuses becomes a ``RunError`` that says what to do; in every such case
 what was written before is still there, because nothing is ever written in place.
 """
@@ -13,6 +16,7 @@ import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -33,6 +37,15 @@ _WHAT_TO_DO = {
     errno.ENOSPC: _FULL,
     errno.EDQUOT: _FULL,
 }
+_KINDS = {
+    stat.S_IFREG: "a regular file",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 class RunError(ValueError):
@@ -48,6 +61,40 @@ def explained(folder: Path, doing: str) -> Iterator[None]:
         reason = _WHAT_TO_DO.get(error.errno or 0, "the storage failed; check it and run the same command again")
         detail = error.strerror or error
         raise RunError(f"{folder}: cannot {doing} ({detail}): {reason}. What was saved before is intact.") from error
+
+
+def open_regular(path: str | Path, flags: int, *, follow_links: bool = False) -> int:
+    """Open a regular file and return its descriptor; anything else is refused by name. An ``opener`` for ``open``.
+
+    ``follow_links`` is for files that a user named, which may be links; inside a run's folder none are followed.
+    """
+    path = Path(path)
+    refuse_unless(stat.S_IFREG, path, follow_links=follow_links)
+    # Again for what may have taken its place since: O_NONBLOCK, because opening a named pipe waits for its other end.
+    descriptor = os.open(path, flags | os.O_NONBLOCK | (0 if follow_links else os.O_NOFOLLOW), 0o666)
+    try:
+        _refuse_kind(path, os.fstat(descriptor).st_mode, stat.S_IFREG)
+    except RunError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def refuse_unless(kind: int, path: Path, *, follow_links: bool = False) -> None:
+    """Raise where ``path`` is there and not of this kind: ``stat.S_IFREG`` or ``stat.S_IFDIR``."""
+    try:
+        mode = path.stat(follow_symlinks=follow_links).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    _refuse_kind(path, mode, kind)
+
+
+def _refuse_kind(path: Path, mode: int, kind: int) -> None:
+    if (found := stat.S_IFMT(mode)) != kind:
+        raise RunError(
+            f"{path} is {_KINDS.get(found, 'something else')}, not {_KINDS[kind]}; links are not followed here, and "
+            "pipes and devices not opened: move it away, or put the real one in its place"
+        )
 
 
 def require_space(folder: Path, needed_bytes: int) -> None:
@@ -72,7 +119,7 @@ def sync_folder(folder: Path) -> None:
 
 def write_durably(path: Path, content: bytes) -> None:
     """Write a file and wait until the disk has it; a crash on the way leaves a part of it under this name."""
-    with path.open("wb") as file:
+    with open(path, "wb", opener=open_regular) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -121,13 +168,11 @@ def write_json(path: Path, value: object, *, sort_keys: bool = True) -> None:
     write_atomically(path, to_json(value, indent=2, sort_keys=sort_keys) + "\n")
 
 
-def read_json(path: Path, max_bytes: int = 2**20) -> Any:
-    """Read a file that may be anything by now: not larger than expected, a plain file, and JSON."""
-    with explained(path.parent, f"read {path.name}"):
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise RunError(f"{path} is not a plain file")
-        with path.open("rb") as file:
-            content = file.read(max_bytes + 1)
+def read_json(path: Path, max_bytes: int = 2**20, *, follow_links: bool = False) -> Any:
+    """Read a file that may be anything by now: not larger than expected, a regular file, and JSON."""
+    opener = partial(open_regular, follow_links=follow_links)
+    with explained(path.parent, f"read {path.name}"), open(path, "rb", opener=opener) as file:
+        content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise RunError(f"{path} is larger than the {max_bytes:,} bytes such a file may have")
     try:
@@ -150,7 +195,7 @@ class RunLock:
 
     def __enter__(self) -> Self:
         with explained(self.folder, "lock the run"):
-            descriptor = os.open(self.folder / self.FILE, os.O_RDWR | os.O_CREAT, 0o644)
+            descriptor = open_regular(self.folder / self.FILE, os.O_RDWR | os.O_CREAT)
             try:
                 self._lock(descriptor)
             except BaseException:

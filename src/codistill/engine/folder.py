@@ -1,11 +1,13 @@
 """What lies where in a run's folder, for everybody who reads or writes one. Imports no torch."""
 
+import os
 import shlex
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from codistill.engine.files import TEMPORARY, RunError, RunLock, read_json
+from codistill.engine.files import TEMPORARY, RunError, RunLock, read_json, refuse_unless
 from codistill.recipes import files
 from codistill.recipes.overrides import WHERE_AND_HOW, difference, is_below, key_of
 from codistill.recipes.schema import Recipe
@@ -69,6 +71,25 @@ class RunFolder:
         """Where a process that died may have left something unfinished."""
         return self.path, self.path / "weights", self.checkpoints, self.best
 
+    def refuse_irregular(self) -> None:
+        """Raise where one of the run's files is not a regular file, or one of its folders not a real one.
+
+        A folder from elsewhere could lead out of itself by a symbolic link, or let a reader wait for a named pipe. The
+        run's folder itself may be a link, as ``runs/latest`` is: the user has typed its name.
+        """
+        described = self.recipe, self.environment, self.data, self.costs, self.result
+        for file in (*described, self.journal, self.timing, self.log, self.path / RunLock.FILE):
+            refuse_unless(stat.S_IFREG, file)
+        _, *own = self.places
+        for folder in (*own, *(self.path / tracker for tracker in ("tensorboard", "wandb"))):
+            refuse_unless(stat.S_IFDIR, folder)
+        for place in own:
+            for parent, folders, others in os.walk(place):  # a link to a folder is among the folders, and not entered
+                for name in folders:
+                    refuse_unless(stat.S_IFDIR, Path(parent, name))
+                for name in others:
+                    refuse_unless(stat.S_IFREG, Path(parent, name))
+
     def is_begun(self) -> bool:
         """Whether there is anything to lose: what failed before its first save or evaluation may be begun otherwise."""
         has_learned = self.journal.exists() and self.journal.stat().st_size > 0
@@ -82,6 +103,7 @@ class RunFolder:
 
     def is_finished(self, recipe: Recipe) -> bool:
         """Whether this recipe has been trained to its end here, wherever and however it was computed."""
+        self.refuse_irregular()
         if not self.result.exists():
             return False
         self.changes_to(recipe)
@@ -109,6 +131,7 @@ class RunFolder:
 
     def read_result(self) -> dict[str, Any]:
         """The result of a finished run; a clear word about any other folder."""
+        self.refuse_irregular()
         if not self.recipe.is_file():
             raise self.no_run()
         if not self.result.is_file():
@@ -123,8 +146,8 @@ class RunFolder:
         return shlex.join(["codistill", "train", str(self.recipe), "--out", str(self.path)])
 
 
-def read_result_file(path: Path) -> dict[str, Any]:
-    result = read_json(path, MAX_BYTES)
+def read_result_file(path: Path, *, follow_links: bool = False) -> dict[str, Any]:
+    result = read_json(path, MAX_BYTES, follow_links=follow_links)
     if not isinstance(result, dict) or result.get("format") != RESULT_FORMAT:
         raise RunError(f"{path} is not a run's result that this version reads (format {RESULT_FORMAT})")
     # Earlier versions sorted all keys of the file, those of the networks too.

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from codistill.engine.files import RunError, explained, sync_folder, to_json
+from codistill.engine.files import RunError, explained, open_regular, sync_folder, to_json
 from codistill.log import log
 
 MAX_LINE_BYTES = 16 * 2**20
@@ -25,13 +25,13 @@ class Journal:
         self.path = path
         with explained(path.parent, f"open {path.name}"):
             is_new = not path.exists()
-            self._file = path.open("ab", buffering=0)
+            self._file = open(path, "ab", buffering=0, opener=open_regular)  # noqa: SIM115  (closed by ``close``)
             if is_new:
                 sync_folder(path.parent)
             self._drop_cut_line()
 
     def _drop_cut_line(self) -> None:
-        with self.path.open("rb") as file:
+        with open(self.path, "rb", opener=open_regular) as file:
             start = file.seek(max(0, self.length - MAX_LINE_BYTES))
             tail = file.read(MAX_LINE_BYTES)
         if tail and not tail.endswith(b"\n"):
@@ -60,7 +60,10 @@ class Journal:
 
     def truncate_to(self, length: int) -> None:
         """Forget what was written after the checkpoint that recorded this length."""
-        with explained(self.path.parent, f"continue {self.path.name}"), self.path.open("rb") as file:
+        with (
+            explained(self.path.parent, f"continue {self.path.name}"),
+            open(self.path, "rb", opener=open_regular) as file,
+        ):
             file.seek(max(length - 1, 0))
             ends_a_line = length == 0 or file.read(1) == b"\n"
             if not 0 <= length <= self.length or not ends_a_line:
@@ -92,7 +95,7 @@ class Journal:
 def read_journal(path: Path) -> list[dict[str, Any]]:
     """All records. A last line cut in the middle is left out with a warning; any other bad line is an error."""
     records = []
-    with explained(path.parent, f"read {path.name}"), path.open("rb") as file:
+    with explained(path.parent, f"read {path.name}"), open(path, "rb", opener=open_regular) as file:
         for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), start=1):
             try:
                 record = json.loads(line)

@@ -5,9 +5,12 @@ uninterrupted one's; ``timing.jsonl`` holds the clock. ``result.json`` comes las
 """
 
 import json
+import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from io import TextIOWrapper
+from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
 
@@ -24,6 +27,7 @@ from codistill.engine.files import (
     RunError,
     RunLock,
     explained,
+    open_regular,
     read_json,
     sweep,
     to_json,
@@ -35,7 +39,7 @@ from codistill.engine.journal import Journal
 from codistill.engine.runtime import Machine
 from codistill.engine.saving import Saver
 from codistill.engine.timetable import Position, Timetable
-from codistill.log import file_handler, log, logging_to
+from codistill.log import log, logging_to
 from codistill.recipes import files
 from codistill.recipes.schema import Recipe
 
@@ -94,6 +98,7 @@ class Run:
         What changes nothing of what is learned, such as the device, may be another: it is logged, and written down.
         """
         folder.refuse_if_foreign()
+        folder.refuse_irregular()
         with explained(folder.path, "make the run's folder"):
             folder.path.mkdir(parents=True, exist_ok=True)
         with RunLock(folder.path):
@@ -104,7 +109,7 @@ class Run:
                 write_atomically(folder.recipe, files.dumps(recipe))
                 for stale in (folder.environment, folder.data):
                     stale.unlink(missing_ok=True)
-            with logging_to(file_handler(folder.log)):
+            with logging_to(log_file(folder.log)):
                 for place in folder.places:
                     sweep(place)
                 run = cls(folder, recipe, data)
@@ -260,3 +265,17 @@ class Run:
             "elapsed_s": round(self.elapsed_s, 3),
             "peak_device_bytes": peak,
         }
+
+
+class RegularFileHandler(logging.FileHandler):
+    """Appends to a regular file, or to none."""
+
+    def _open(self) -> TextIOWrapper:
+        return open(self.baseFilename, "a", encoding=self.encoding, opener=open_regular)
+
+
+def log_file(file: Path) -> logging.Handler:
+    """A handler that appends lines with their time."""
+    handler = RegularFileHandler(file)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    return handler

@@ -106,7 +106,7 @@ def read(model: Path) -> Bundle:
     manifest = _manifest(folder)
     if manifest is None:
         if RunFolder(folder).recipe.exists():
-            advice = f"it is a run; export it first: codistill export {folder} --network NAME --format pt2 --out DIR"
+            advice = f"it is a run; export it first: codistill export {folder} --network NAME --out DIR"
         else:
             advice = "give the folder that `codistill export --out` wrote, or the model's file in it"
         raise ValueError(f"{folder} is no export: it has no {MANIFEST} that can be read; {advice}")
@@ -116,8 +116,8 @@ def read(model: Path) -> Bundle:
     if not path.is_file() or _sha256(path) != manifest["sha256"]:
         raise ValueError(f"{path} is not the file that was exported: damaged, or replaced; export it again")
     try:
-        labels = TypeAdapter(tuple[str, ...]).validate_python(read_json(folder / LABELS, MAX_BYTES))
-        preprocessing = Preprocessing.model_validate(read_json(folder / PREPROCESSING, MAX_BYTES))
+        labels = TypeAdapter(tuple[str, ...]).validate_python(read_json(folder / LABELS, MAX_BYTES, follow_links=True))
+        preprocessing = Preprocessing.model_validate(read_json(folder / PREPROCESSING, MAX_BYTES, follow_links=True))
     except ValidationError as error:
         raise ValueError(f"{folder}: {LABELS} or {PREPROCESSING} is not as it was exported: {error}") from None
     return Bundle(path, MODELS[path.name], labels, preprocessing)
@@ -126,7 +126,7 @@ def read(model: Path) -> Bundle:
 def _manifest(folder: Path) -> dict[str, Any] | None:
     """What export.json says, if this version understands it."""
     try:
-        manifest = read_json(folder / MANIFEST)
+        manifest = read_json(folder / MANIFEST, follow_links=True)
     except RunError:
         return None
     understood = (

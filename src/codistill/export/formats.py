@@ -3,11 +3,13 @@
 A format knows how to ``write`` a network, which ``nodes`` the file holds, and how to ``load`` it as images → logits.
 """
 
+import io
 import logging
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -15,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from codistill.export.archive import refuse_code
 from codistill.export.identity import Identity, read_weights, write_weights
 from codistill.wording import install_hint, unknown
 
@@ -26,6 +27,8 @@ Classify = Callable[[Tensor], Tensor]
 """Normalised images in, logits out."""
 
 InputShape = tuple[int, int, int]
+
+PT2_RUNS_CODE = "torch.export.load runs code that a pt2 file may contain"
 
 
 class Format(ABC):
@@ -65,16 +68,27 @@ class Safetensors(Format):
 
 
 class Pt2(Format):
-    """torch.export's own archive: runs wherever torch does, without codistill."""
+    """torch.export's own archive: runs wherever torch does, without codistill.
+
+    torch.export.load imports modules and unpickles objects that a file names. So ``load`` takes only what ``write`` of
+    this process made: enough to check an export, and no file from elsewhere can be run.
+    """
 
     name, file = "pt2", "model.pt2"
+
+    def __init__(self) -> None:
+        self._written: set[bytes] = set()
+        """SHA-256 of every file that this process has written."""
 
     def write(self, path: Path, network: nn.Module, identity: Identity, shape: InputShape) -> None:
         program = _traced(network, shape)
         program.example_inputs = None  # they would be pickled
         for node in program.graph.nodes:
             node.meta.pop("stack_trace", None)  # it names folders of the machine that wrote it
-        torch.export.save(program, path)
+        archive = io.BytesIO()
+        torch.export.save(program, archive)
+        self._written.add(sha256(archive.getbuffer()).digest())
+        path.write_bytes(archive.getbuffer())
 
     def nodes(self, path: Path, shape: InputShape) -> list[str]:
         return _program_nodes(self._read(path))
@@ -83,8 +97,10 @@ class Pt2(Format):
         return self._read(path).module()
 
     def _read(self, path: Path) -> ExportedProgram:
-        refuse_code(path)
-        return torch.export.load(path)
+        content = path.read_bytes()  # loaded from memory: the file may be replaced after it was compared
+        if sha256(content).digest() not in self._written:
+            raise ValueError(f"{path}: {PT2_RUNS_CODE}; only a file that this process has written is loaded")
+        return torch.export.load(io.BytesIO(content))
 
 
 class Onnx(Format):

@@ -44,6 +44,7 @@ class History:
     @classmethod
     def read(cls, run: Path, name: str) -> "History":
         folder = RunFolder(run)
+        folder.refuse_irregular()
         if not folder.recipe.is_file():
             raise ValueError(f"{run} is no run: it has no {folder.recipe.name}; give what `codistill train` wrote")
         recipe = files.load(folder.recipe)

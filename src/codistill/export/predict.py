@@ -1,4 +1,4 @@
-"""Classes for image files, by an exported network in any of the three formats."""
+"""Classes for image files, by a network exported as safetensors or ONNX."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -77,6 +77,11 @@ class ReadyExport:
     @classmethod
     def load(cls, model: Path) -> "ReadyExport":
         export = bundle.read(model)
+        if export.format == formats.Pt2.name:
+            raise ValueError(
+                f"{export.model}: predict takes safetensors and onnx, because {formats.PT2_RUNS_CODE}; export the run "
+                "again: codistill export RUN --network NAME --format safetensors --out DIR"
+            )
         how = export.preprocessing
         height, width = how.resize
         if how.channels is None or height != width or how.centre_crop[0] != how.centre_crop[1]:
@@ -88,6 +93,8 @@ class ReadyExport:
 
     def read(self, file: Path) -> Tensor | Unreadable:
         """Pixels [C, H, W], decoded as the training's were."""
+        if not file.is_file():
+            return Unreadable(file, "not a regular file")
         try:
             rgb_HWC = decode(file, self.preprocessing.resize[0], self.preprocessing.fit)
         except UnidentifiedImageError:

@@ -33,7 +33,8 @@ def read(path: str | Path) -> Draft:
     source = str(path)
     try:
         if not path.is_file():
-            raise FileNotFoundError(2, "is a folder" if path.is_dir() else "no such file")
+            found = "not a regular file" if path.exists() else "no such file"
+            raise FileNotFoundError(2, "is a folder" if path.is_dir() else found)
         with path.open("rb") as file:
             content = file.read(text.MAX_BYTES + 1)
     except OSError as error:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from codistill.engine.files import RunError, read_json
+from codistill.engine.files import RunError, open_regular, read_json
 from codistill.engine.folder import MAX_BYTES, RunFolder, read_result_file
 from codistill.engine.journal import MAX_LINE_BYTES
 from codistill.recipes import files
@@ -86,6 +86,7 @@ def value_at(record: object, *keys: str) -> float | None:
 def read_run(folder: Path) -> SeenRun:
     """A run's folder, at whatever point it is; only a recipe must be there."""
     run = RunFolder(folder)
+    run.refuse_irregular()
     if not run.recipe.is_file():
         raise run.no_run()
     notes: list[str] = []
@@ -116,7 +117,7 @@ def read_run(folder: Path) -> SeenRun:
 
 def read_published(file: Path) -> SeenRun:
     """A result by itself, as `codistill study --publish` copies them."""
-    whole = read_result_file(file)
+    whole = read_result_file(file, follow_links=True)
     result = result_in(whole, file)
     slimmed = "Terms and auxiliary classifiers were published for the last epoch alone."
     return SeenRun(
@@ -151,7 +152,7 @@ def _lines(file: Path, notes: list[str]) -> list[Record]:
     """The journal's records up to the first that is damaged; a last line that is still being written is left out."""
     records: list[Record] = []
     try:
-        with file.open("rb") as lines:
+        with open(file, "rb", opener=open_regular) as lines:
             for number, line in enumerate(iter(lambda: lines.readline(MAX_LINE_BYTES), b""), start=1):
                 record = _record(line)
                 if record is None:

@@ -58,7 +58,7 @@ def _files(place: Path) -> tuple[Path, ...]:
 def _mark(file: Path) -> tuple[str, int, int]:
     try:
         facts = file.stat()
-    except FileNotFoundError:
+    except OSError:  # such as a link to itself; who reads it names it
         return str(file), 0, 0
     return str(file), facts.st_size, facts.st_mtime_ns
 

@@ -56,14 +56,20 @@ def expand(path: Path) -> list[Path]:
         return [_run_or_result(path)]
     if not path.is_dir():
         raise ValueError(f"{path}: no such file or folder; give {ACCEPTED}")
-    if RunFolder(path).recipe.exists():
+    if _is_run(path):
         return [path]
     for folder in (path / "runs", path):
-        if folder.is_dir() and (inside := [run for run in sorted(folder.iterdir()) if RunFolder(run).recipe.exists()]):
+        if folder.is_dir() and (inside := [run for run in sorted(folder.iterdir()) if _is_run(run)]):
             return inside
     if results := sorted(path.glob("*.json")):
         return results
     raise ValueError(f"{path} holds no run; give {ACCEPTED}")
+
+
+def _is_run(folder: Path) -> bool:
+    """Whether it has a recipe; a link in its place counts too, so that the run is named and not passed over."""
+    recipe = RunFolder(folder).recipe
+    return recipe.exists() or recipe.is_symlink()
 
 
 def _run_or_result(file: Path) -> Path:

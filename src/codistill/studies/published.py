@@ -122,7 +122,7 @@ def _command(study: Study, found: Results, seeds: Sequence[int], *, whole: bool)
 
 def _read_published(path: Path) -> Result:
     try:
-        return read_result(path)
+        return read_result(path, follow_links=True)
     except ValueError as error:
         raise ValueError(f"{error}\nMove that file out of {path.parent}: only results of runs belong there") from error
 

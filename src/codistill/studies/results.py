@@ -41,9 +41,9 @@ def device_name(recipe: Recipe, environment: Mapping[str, Any]) -> str:
     return str(environment.get("cpu") or "an unknown CPU") if on_cpu else str(accelerators[0])
 
 
-def read_result(path: Path) -> Result:
+def read_result(path: Path, *, follow_links: bool = False) -> Result:
     """Read a result.json, or say which file is not one; what to do about it is for those to say who know its place."""
-    return result_in(read_result_file(path), path)
+    return result_in(read_result_file(path, follow_links=follow_links), path)
 
 
 def result_in(content: Mapping[str, Any], path: Path) -> Result:

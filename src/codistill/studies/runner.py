@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from codistill.engine.files import write_atomically
+from codistill.engine.files import open_regular, write_atomically
 from codistill.engine.folder import RunFolder
 from codistill.engine.signals import handled
 from codistill.recipes import Recipe, files
@@ -58,7 +58,9 @@ class _Child:
 
     @property
     def last_words(self) -> tuple[str, ...]:
-        said = self.log_file.read_bytes()[self.log_start :].decode(errors="replace")
+        with open(self.log_file, "rb", opener=open_regular) as log:
+            log.seek(self.log_start)
+            said = log.read().decode(errors="replace")
         return tuple(said.rstrip().splitlines()[-TAIL_LINES:])
 
 
@@ -120,7 +122,7 @@ def _start(run: PlannedRun, out: Path, command: Command) -> _Child:
     write_atomically(recipe_file, files.dumps(_as_it_began(run) if run.begun else run.recipe))
     log_file = out / "logs" / f"{run.name}.log"
     log_file.parent.mkdir(parents=True, exist_ok=True)
-    with log_file.open("ab") as log:
+    with open(log_file, "ab", opener=open_regular) as log:
         log_start = log.tell()
         # In a process group of its own: a terminal's Ctrl-C reaches us alone, and we ask each child once.
         process = subprocess.Popen(

@@ -2,10 +2,12 @@
 
 import hashlib
 import json
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
+from codistill.engine.files import open_regular, refuse_unless
 from codistill.engine.folder import RunFolder
 from codistill.recipes import Recipe, difference, files
 from codistill.recipes.overrides import WHERE_AND_HOW, is_below, key_of
@@ -45,7 +47,8 @@ def clock(run: PlannedRun) -> tuple[int, float]:
     It only tells the time: where it is damaged, nothing is known to be done, and no study stops for it.
     """
     try:
-        last = json.loads(RunFolder(run.folder).timing.read_text().split("\n")[-2])
+        with open(RunFolder(run.folder).timing, encoding="utf-8", opener=open_regular) as timing:
+            last = json.loads(timing.read().split("\n")[-2])
         return int(last["epoch"]), float(last["elapsed_s"])
     except (OSError, ValueError, TypeError, LookupError):
         return 0, 0.0
@@ -72,6 +75,8 @@ def plan_runs(study: Study, seeds: Sequence[int], overrides: Sequence[str], out:
     for folder in (out, *(out / name for name in ("runs", "logs", "recipes")), *by_folder):
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"{folder} is a file, where a folder must be; move it away, or choose another --out")
+    for name in ("logs", "recipes"):  # written to under known names
+        refuse_unless(stat.S_IFDIR, out / name)
     for run in by_folder.values():
         _check(run)
     return Plan(of, tuple(by_folder.values()))
@@ -142,6 +147,7 @@ def _check(run: PlannedRun) -> None:
     Where and by which kernels it was computed may be another than planned: it may have been continued elsewhere.
     """
     try:
+        RunFolder(run.folder).refuse_irregular()
         there = [files.load(RunFolder(run.folder).recipe)] if run.begun else []
         there += [read_result(run.result_file).recipe] if run.finished else []
     except ValueError as error:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from codistill.engine.files import open_regular
 from codistill.engine.folder import RunFolder
 from codistill.log import log
 from codistill.recipes.schema import Recipe
@@ -86,7 +87,7 @@ class Followers:
                 del self._open[name]
 
     def _news(self) -> Iterator[dict[str, Any]]:
-        with self.run.journal.open("rb") as journal:
+        with open(self.run.journal, "rb", opener=open_regular) as journal:
             journal.seek(self._told_bytes)
             for line in journal:
                 if line.endswith(b"\n"):
