@@ -15,10 +15,10 @@ import torch
 
 from codistill import Cohort, Objective, methods
 from codistill.data.batches import AugmentSettings, plan_epoch
+from codistill.data.device import OnDevice
 from codistill.data.images import ImageData
 from codistill.data.load import load
 from codistill.engine.evaluate import evaluate
-from codistill.engine.training import OnDevice
 from codistill.networks.counting import cost
 
 BATCH_SIZE, LR, MOMENTUM, WEIGHT_DECAY = 128, 0.1, 0.9, 5e-4

@@ -19,7 +19,7 @@ import torch
 
 from codistill import recipes
 from codistill.engine import trainer
-from codistill.networks import kernels
+from codistill.ops import dispatch as kernels
 
 WAYS = {"winograd": "bf16", "bf16": "bf16", "fp32": "fp32"}
 """And the precision of each."""

@@ -5,7 +5,7 @@ import json
 
 import torch
 
-from codistill.engine.checkpoint import Store
+from codistill.runs.checkpoint import Store
 
 NAMES = ("tensors.safetensors", "state.json", "manifest.json")
 

@@ -16,10 +16,12 @@ SOURCE = ROOT / "src" / "codistill"
 
 # Each part with what it may import besides itself and the leaves; arrows point one way.
 LEAVES = {"wording", "randomness", "hardware", "log"}
-NETWORKS, TRANSFER, DATA = {"networks"}, {"transfer"}, {"data"}
+OPS = {"ops"}
+NETWORKS, TRANSFER, DATA = {"networks"} | OPS, {"transfer"}, {"data"} | OPS
 COHORT = {"cohort"} | NETWORKS | TRANSFER
 RECIPES = {"recipes"} | NETWORKS | TRANSFER
-ENGINE = {"engine"} | RECIPES | COHORT | DATA
+RUNS = {"runs"} | RECIPES
+ENGINE = {"engine"} | RUNS | COHORT | DATA
 STUDIES = {"studies"} | ENGINE
 EXPORT = {"export"} | ENGINE
 REPORT = {"report"} | STUDIES
@@ -30,11 +32,13 @@ ALLOWED = {
     "randomness": set(),
     "hardware": set(),
     "log": set(),
+    "ops": OPS,
     "networks": NETWORKS,
     "transfer": TRANSFER,
     "data": DATA,
     "cohort": COHORT,
     "recipes": RECIPES,
+    "runs": RUNS,
     "engine": ENGINE,
     "studies": STUDIES,
     "export": EXPORT,

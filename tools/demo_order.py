@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from statistics import mean
 
-from codistill.engine.folder import RunFolder
+from codistill.runs.folder import RunFolder
 from codistill.studies.statistics import summarise
 
 METHODS = {"independent": "independent", "dml": "DML", "dcm": "DCM"}

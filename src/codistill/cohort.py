@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from codistill.networks.adapters.architecture import OwnArchitecture
 from codistill.networks.backbone import Architecture, Backbone, wrong_size
 from codistill.networks.build import architecture
-from codistill.networks.foreign.architecture import OwnArchitecture
 from codistill.networks.heads import HEAD_KINDS
 from codistill.networks.names import RESERVED, outline
 from codistill.networks.undrawn import Undrawn

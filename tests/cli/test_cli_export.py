@@ -10,8 +10,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from codistill.data import embedded
-from codistill.engine.checkpoint import Store
 from codistill.engine.run import Run
+from codistill.runs.checkpoint import Store
 
 
 @pytest.fixture(scope="module")

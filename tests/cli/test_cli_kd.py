@@ -9,8 +9,8 @@ import pytest
 from calling import TINY, Codistill, call
 
 from codistill import recipes
-from codistill.engine.folder import read_result_file
 from codistill.recipes import difference
+from codistill.runs.folder import read_result_file
 from codistill.studies.published import publish
 from codistill.studies.results import read_result
 

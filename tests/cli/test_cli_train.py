@@ -19,10 +19,10 @@ from safetensors.torch import load_file, save_file
 from codistill.cli.displays import Lines
 from codistill.cli.train import default_folder
 from codistill.engine import inputs, trainer
-from codistill.engine.folder import RunFolder
 from codistill.engine.signals import SIGNALS, StopRequest
 from codistill.engine.timetable import Position, Timetable
 from codistill.recipes import get
+from codistill.runs.folder import RunFolder
 
 
 def rows(table: str) -> dict[str, list[str]]:

@@ -75,7 +75,7 @@ def logged(out: Path) -> str:
 )
 def test_what_is_no_measurement_is_not_remembered(broken: str, tmp_path: Path) -> None:
     from codistill.distributed.costs import remembered_costs
-    from codistill.engine.folder import RunFolder
+    from codistill.runs.folder import RunFolder
 
     class Leader:
         leads = True

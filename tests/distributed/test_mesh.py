@@ -15,9 +15,9 @@ from test_crew import written_bytes
 from torch import Tensor
 
 from codistill.data.batches import Share
+from codistill.engine.fast.sections import as_it_is
 from codistill.engine.parts import Functions, PlainWay
 from codistill.engine.peers import ALONE, Alone
-from codistill.engine.sections import as_it_is
 from codistill.engine.timetable import Position, Timetable
 from codistill.recipes.schema import Constant, Recipe, Sgd
 from tiny import tiny_recipe

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from codistill.cohort import Cohort
 from codistill.distributed.predictions import run_and_tell
-from codistill.engine.sections import Sections, arranged, as_it_is
+from codistill.engine.fast.sections import Sections, arranged, as_it_is
 
 FAMILIES = ["wrn-10-1", "resnet-8", "densenet-10-4", "mobilenetv2", "wrn-10-1-dropout-0.3"]
 

@@ -9,13 +9,14 @@ import torch
 from safetensors.torch import save_file
 
 from codistill.data.batches import AugmentSettings
+from codistill.data.device import OnDevice
 from codistill.data.images import Images
 from codistill.engine.bench import EPOCH_STEPS, Runner, bench, matmul_flops_per_s, random_data
-from codistill.engine.compiling import compiled_whole
+from codistill.engine.fast.compiler import compiled_whole
 from codistill.engine.parts import PARTS, Functions, FunctionsBySize, PlainWay
 from codistill.engine.runtime import prepared
 from codistill.engine.step import choose_step
-from codistill.engine.training import OnDevice, prepare_training
+from codistill.engine.training import prepare_training
 from codistill.networks.build import architecture
 from codistill.networks.counting import cost
 from codistill.recipes.schema import Runtime

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from codistill.engine import trainer
 from codistill.engine.bench import random_data
-from codistill.engine.captured import BESIDE, CapturedStep, Rehearsed, SideBySide
+from codistill.engine.fast.capture import BESIDE, CapturedStep, Rehearsed, SideBySide
 from codistill.engine.runtime import prepared
 from codistill.engine.timetable import Position, Timetable, Turn
 from codistill.engine.training import Training, prepare_training
@@ -54,7 +54,7 @@ def idle_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, replacement in replacements.items():
         monkeypatch.setattr(torch.cuda, name, replacement)
     lane = SimpleNamespace(stream=stream(), waiting=deque[object]())
-    monkeypatch.setattr("codistill.networks.kernels.Lane", lambda: lane)
+    monkeypatch.setattr("codistill.ops.dispatch.Lane", lambda: lane)
 
 
 def take_a_step(training: Training) -> None:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from codistill.data.images import Images
-from codistill.engine.compiling import prepare_compiler
 from codistill.engine.evaluate import evaluate
+from codistill.engine.fast.compiler import prepare_compiler
 from codistill.engine.runtime import prepared
 from codistill.recipes.schema import Runtime
 

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from codistill import Cohort
-from codistill.engine.lowered import Lowered
-from codistill.engine.sections import Sections, as_it_is, compiled
+from codistill.engine.fast.sections import Sections, as_it_is, compiled
+from codistill.engine.fast.shadow import Lowered
 from codistill.networks.layers import BatchNorm2d, padded_convolution
 
 NETWORKS = {"a": "wrn-10-1-dropout-0.3", "b": "densenet-10-4", "c": "resnet-8", "d": "mobilenet"}
@@ -49,7 +49,7 @@ def test_a_fork_opens_where_the_head_hangs() -> None:
 
 def test_deep_networks_are_compiled_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[torch.nn.Module] = []
-    monkeypatch.setattr("codistill.engine.sections.compiled_whole", lambda module: seen.append(module) or module)
+    monkeypatch.setattr("codistill.engine.fast.sections.compiled_whole", lambda module: seen.append(module) or module)
     deep = Cohort({"a": "resnet-110"}, num_classes=5).members["a"]
     Sections(deep, compiled)
     # stem and 18 blocks; 18; 18 and the classifier; heads of 9 + 9 and of 18 blocks with their classifiers

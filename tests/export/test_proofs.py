@@ -13,10 +13,10 @@ from codistill.export.exporting import Exported
 from codistill.export.formats import FORMATS
 from codistill.export.plain import take_out
 from codistill.export.proofs import latency_ms, prove, require_same, same_nodes
+from codistill.networks.adapters.architecture import LibraryArchitecture
 from codistill.networks.backbone import Architecture, Backbone
 from codistill.networks.build import FAMILIES
 from codistill.networks.densenet import DenseNet
-from codistill.networks.foreign.architecture import LibraryArchitecture
 from codistill.networks.mobilenet import MobileNet, MobileNetV2
 from codistill.networks.preactivation import PreActivationResNet, WideResNet
 from codistill.networks.resnet import CifarResNet, ImageNetResNet

@@ -14,7 +14,6 @@ from tiny_runs import train
 
 from codistill.data import embedded
 from codistill.engine import trainer
-from codistill.engine.checkpoint import Store
 from codistill.export.exporting import export
 from codistill.export.formats import FORMATS
 from codistill.export.plain import take_out
@@ -23,6 +22,7 @@ from codistill.recipes.schema import Length
 from codistill.report.entries import overview
 from codistill.report.page import live
 from codistill.report.sources import find
+from codistill.runs.checkpoint import Store
 from tiny import tiny_recipe
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from checkpoints import NAMES, assert_is, content, filled, listed
-from codistill.engine import checkpoint, files
-from codistill.engine.checkpoint import Store
-from codistill.engine.files import RunError
+from codistill.runs import checkpoint, files
+from codistill.runs.checkpoint import Store
+from codistill.runs.files import RunError
 from punishment import FAULT_ROUNDS, KILLED_SAVES
 
 
@@ -177,7 +177,7 @@ import torch
 torch.set_num_threads(1)
 sys.path.insert(0, sys.argv[1])
 from checkpoints import assert_is, content
-from codistill.engine.checkpoint import Store
+from codistill.runs.checkpoint import Store
 folder, kills, instant = Path(sys.argv[2]), int(sys.argv[3]), random.Random(int(sys.argv[4]))
 promised = leftovers = 0
 for _ in range(kills):

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from runs import run_to_the_end
 from typer.testing import CliRunner
 
 from codistill.cli.app import app
 from codistill.recipes.schema import Length
 from processes import in_new_process, started_process
+from runs import run_to_the_end
 from tiny import tiny_recipe
 
 TIMEOUT_S = 60  # against a hang; a refusal takes a fraction of a second

@@ -5,10 +5,9 @@ import signal
 import time
 from pathlib import Path
 
-from runs import run_to_the_end, what_remains
-
 from processes import in_new_process, started_process
 from punishment import KILLED_TRAININGS, Counted
+from runs import run_to_the_end, what_remains
 from tiny import tiny_recipe
 
 KILLS_PER_RUN = 5

@@ -5,12 +5,12 @@ import os
 from pathlib import Path
 
 import pytest
-from runs import run_to_the_end, what_remains
 
 from codistill.engine import evaluate, trainer
 from codistill.engine.run import Run
 from codistill.recipes.schema import AdamW, Augment, Cosine, Recipe
 from processes import in_new_process
+from runs import run_to_the_end, what_remains
 from tiny import tiny_recipe
 
 STEPS = 6  # 70 images in batches of 32, the last one short, two epochs

@@ -10,10 +10,10 @@ from PIL import Image
 
 from checkpoints import assert_is, content, listed
 from codistill.engine import trainer
-from codistill.engine.checkpoint import Snapshot, Store, snapshot
-from codistill.engine.files import RunError
-from codistill.engine.journal import read_journal
-from codistill.engine.saving import Saver
+from codistill.runs.checkpoint import Snapshot, Store, snapshot
+from codistill.runs.files import RunError
+from codistill.runs.journal import read_journal
+from codistill.runs.saving import Saver
 from tiny import tiny_recipe
 
 

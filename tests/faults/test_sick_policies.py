@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 from sickness import Stepper, assert_same, bad_logit, own, spoil, started
 
 from codistill.engine import trainer
-from codistill.engine.checkpoint import Store
-from codistill.engine.files import RunError
 from codistill.engine.recovery import Recovery
 from codistill.engine.timetable import Position, Timetable
 from codistill.engine.training import Training
 from codistill.recipes.schema import Recipe
+from codistill.runs.checkpoint import Store
+from codistill.runs.files import RunError
 from tiny import tiny_recipe
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from codistill import recipes
 from codistill.cli import main
 from codistill.engine import trainer
-from codistill.engine.checkpoint import Store
+from codistill.runs.checkpoint import Store
 from processes import shared_count, started_process
 from punishment import SIGNALS_SENT, Counted
 from tiny import tiny_recipe

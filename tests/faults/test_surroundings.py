@@ -7,12 +7,12 @@ import time
 from pathlib import Path
 
 import pytest
-from runs import run_to_the_end, what_remains
 
 from checkpoints import assert_is, filled
 from codistill.engine import trainer
-from codistill.engine.files import RunError
+from codistill.runs.files import RunError
 from processes import in_new_process, started_process
+from runs import run_to_the_end, what_remains
 from tiny import tiny_recipe
 
 

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from torch import Tensor
 
 from codistill.data.augment import augment, mix
-from codistill.data.batches import AugmentSettings, plan_epoch
+from codistill.data.batches import AugmentSettings, Draws, plan_epoch
 
 pytestmark = [
     pytest.mark.gpu,
@@ -23,11 +24,19 @@ SETTINGS = {
 }
 
 
+def by_kernel(pixels: Tensor, draws: Draws, settings: AugmentSettings, mean: Tensor, std: Tensor) -> Tensor:
+    from codistill.ops.augment import cropped_and_normalised  # needs Triton
+
+    height, width = pixels.shape[-2:]
+    size, reflects = settings.cropped((height, width)), settings.padding == "reflect"
+    return cropped_and_normalised(
+        pixels, mean, std, draws.crops, draws.flips, size=size, pad=settings.pad, reflects=reflects
+    )
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("channels", [1, 3])
 def test_the_same_images(name: str, channels: int) -> None:
-    from codistill.data.augment_kernels import cropped_and_normalised  # needs Triton
-
     settings, size = SETTINGS[name], (19, 17)
     generator = torch.Generator().manual_seed(channels)
     pixels = torch.randint(0, 256, (37, channels, *size), generator=generator, dtype=torch.uint8)
@@ -35,16 +44,14 @@ def test_the_same_images(name: str, channels: int) -> None:
     draws = plan_epoch(37, 0, 1, batch_size=37, settings=settings, image_size=size).step(0)
     truth = augment(pixels, draws, settings, mean, std)
     there = draws.each(lambda drawn: drawn.to("cuda"), lambda drawn: drawn.to("cuda"))
-    found = mix(cropped_and_normalised(pixels.to("cuda"), there, settings, mean.to("cuda"), std.to("cuda")), there)
+    found = mix(by_kernel(pixels.to("cuda"), there, settings, mean.to("cuda"), std.to("cuda")), there)
     assert found.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(found.cpu(), truth)
 
 
 def test_no_images() -> None:
-    from codistill.data.augment_kernels import cropped_and_normalised
-
     settings, unit = AugmentSettings(), torch.ones(3, device="cuda")
     draws = plan_epoch(8, 0, 1, batch_size=8, settings=settings, image_size=(9, 9)).step(0)
     none = draws.each(lambda drawn: drawn[:0].to("cuda"), lambda drawn: drawn.to("cuda"))
     empty = torch.empty(0, 3, 9, 9, dtype=torch.uint8, device="cuda")
-    assert cropped_and_normalised(empty, none, settings, unit, unit).shape == (0, 3, 9, 9)
+    assert by_kernel(empty, none, settings, unit, unit).shape == (0, 3, 9, 9)

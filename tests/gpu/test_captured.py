@@ -166,7 +166,7 @@ def test_dropout_differs_from_step_to_step() -> None:
 @pytest.mark.parametrize("nesterov", [True, False])
 def test_fused_sgd_is_torchs(nesterov: bool) -> None:
     """From the same bfloat16 gradients: weights and momentum as torch's own SGD in float32, copies as its cast."""
-    from codistill.engine.fused_sgd import FusedSgd
+    from codistill.ops.sgd import FusedSgd
 
     generator = torch.Generator().manual_seed(0)
     shapes = [(3, 5, 3, 3), (20_000,), (64, 64, 3, 3)]
@@ -192,7 +192,7 @@ def test_fused_sgd_is_torchs(nesterov: bool) -> None:
 
 def test_fused_sgd_touches_nothing_of_a_network_that_is_left_out() -> None:
     """Whose gradients are NaN, whose factor is 0; the other one is updated as ever."""
-    from codistill.engine.fused_sgd import FusedSgd
+    from codistill.ops.sgd import FusedSgd
 
     starts = [torch.randn(20_000, generator=torch.Generator().manual_seed(seed)).cuda() for seed in (0, 1)]
     weights = [nn.Parameter(start.clone()) for start in starts]
@@ -213,7 +213,7 @@ def test_fused_sgd_touches_nothing_of_a_network_that_is_left_out() -> None:
 @pytest.mark.parametrize("part", ["gradient", "momentum"])
 def test_fused_sgd_refuses_what_lies_otherwise_in_memory(part: str) -> None:
     """It reads memory without strides: a gradient with channels first would be another weight's."""
-    from codistill.engine.fused_sgd import FusedSgd
+    from codistill.ops.sgd import FusedSgd
 
     weight = nn.Parameter(torch.randn(8, 4, 3, 3, device="cuda").to(memory_format=torch.channels_last))
     copy = nn.Parameter(weight.detach().bfloat16())

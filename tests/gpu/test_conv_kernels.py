@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from codistill.networks.kernels import Apart, own_kernels, weights_apart
 from codistill.networks.layers import Conv2d, norm_relu
 from codistill.networks.preactivation import PreActivationBlock
 from codistill.networks.resnet import ResidualBlock, basic_branch, padded_shortcut
+from codistill.ops.dispatch import Apart, own_kernels, weights_apart
 
 pytestmark = [
     pytest.mark.gpu,
@@ -37,7 +37,8 @@ def whole_float32(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """How many of our convolutions run, how many of them bring moments, and how many moments are computed alone."""
-    from codistill.networks import convolving, normalising  # need Triton
+    from codistill.ops import conv_small as convolving
+    from codistill.ops import norm as normalising  # need Triton
 
     counts = {"ours": 0, "with moments": 0, "moments alone": 0}
     convolved, moments_of = convolving.convolved, normalising.moments_of

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from codistill.networks.densenet import DenseNet, DenseStage
-from codistill.networks.kernels import Apart, own_kernels, weights_apart
 from codistill.networks.tables import Row
+from codistill.ops.dispatch import Apart, own_kernels, weights_apart
 
 pytestmark = [
     pytest.mark.gpu,
@@ -28,7 +28,7 @@ def whole_float32(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["the library's convolutions", "our convolutions"])
 def convolutions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    from codistill.networks import dense_kernels  # needs Triton
+    from codistill.ops import dense as dense_kernels  # needs Triton
 
     monkeypatch.setattr(dense_kernels, "FEW_CHANNELS", 16 if request.param == "our convolutions" else 0)
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from codistill.networks.kernels import Apart, added, own_kernels, used_again, weights_apart
 from codistill.networks.layers import Conv2d, Normalised
 from codistill.networks.preactivation import PreActivationBlock
+from codistill.ops.dispatch import Apart, added, own_kernels, used_again, weights_apart
 
 pytestmark = [
     pytest.mark.gpu,

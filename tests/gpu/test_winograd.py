@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from codistill.engine import trainer
-from codistill.networks import kernels
-from codistill.networks.kernels import Apart, is_wide, own_kernels, weights_apart
 from codistill.networks.layers import Conv2d
+from codistill.ops import dispatch as kernels
+from codistill.ops.dispatch import Apart, is_wide, own_kernels, weights_apart
 from codistill.recipes.schema import Runtime
 from tiny import tiny_recipe
 
@@ -130,7 +130,7 @@ def test_nearly_as_near_as_torchs(shape: tuple[int, ...], apart: bool) -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_rounding_is_the_only_difference(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """With products in float32 it is the convolution to float32's digits."""
-    from codistill.networks import winograd  # needs Triton
+    from codistill.ops import conv_winograd as winograd  # needs Triton
 
     monkeypatch.setattr(winograd, "PRECISION", torch.float32)
     images, channels, out_channels, *sides = shape
@@ -301,7 +301,7 @@ def test_others_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_training_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Recorded, with all convolutions that fit wide ones: not a bit differs from the training that never stopped."""
-    from codistill.networks import winograd
+    from codistill.ops import conv_winograd as winograd
 
     launched = []
     launch = winograd.launch

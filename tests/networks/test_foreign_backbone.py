@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 import zoo
 from codistill.cohort import Cohort, Member
+from codistill.networks.adapters.backbone import ForeignBackbone
 from codistill.networks.build import architecture
-from codistill.networks.foreign.backbone import ForeignBackbone
 
 NAMES = {
     "timm:resnet10t": 32,

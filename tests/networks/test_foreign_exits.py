@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import zoo
 from codistill.cohort import Cohort
+from codistill.networks.adapters.architecture import OwnArchitecture
 from codistill.networks.build import architecture
-from codistill.networks.foreign.architecture import OwnArchitecture
 
 IMAGES = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 

@@ -6,10 +6,10 @@ from torch import nn
 
 import zoo
 from codistill.cohort import Cohort
+from codistill.networks.adapters.architecture import OwnArchitecture
+from codistill.networks.adapters.widths import redrawn, refit
 from codistill.networks.build import architecture
 from codistill.networks.counting import Cost, cost
-from codistill.networks.foreign.architecture import OwnArchitecture
-from codistill.networks.foreign.widths import redrawn, refit
 
 
 def counted(name: str, exit_name: str, kind: str = "paper", classes: int = 1000, size: int = 224) -> Cost:

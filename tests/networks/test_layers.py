@@ -7,11 +7,11 @@ from torch.nn import functional as F
 
 import zoo
 from codistill import Cohort
-from codistill.engine.sections import runs_own_kernels
-from codistill.networks import kernels
+from codistill.engine.fast.sections import runs_own_kernels
 from codistill.networks.densenet import DenseLayer, DenseStage, transition
-from codistill.networks.kernels import fit, halved, is_small, own_kernels
 from codistill.networks.layers import Conv2d, Halving, Normalised, brings_kernels, conv_norm_relu
+from codistill.ops import dispatch as kernels
+from codistill.ops.dispatch import fit, halved, is_small, own_kernels
 
 ACTIVATIONS = {"none": None, "relu": nn.ReLU(inplace=True), "relu6": nn.ReLU6(inplace=True)}
 BY_HAND = {"none": lambda x: x, "relu": lambda x: x.clamp(min=0), "relu6": lambda x: x.clamp(0, 6)}
@@ -116,7 +116,7 @@ def test_halving_leaves_odd_lines_to_torch(
     size: tuple[int, int], is_ours: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which drops them; where a gradient is copied to four, it would have too few."""
-    monkeypatch.setattr("codistill.networks.kernels.wanted", lambda *_: True)  # as on a GPU
+    monkeypatch.setattr("codistill.ops.dispatch.wanted", lambda *_: True)  # as on a GPU
     x = torch.randn(2, 3, *size, requires_grad=True)
     y = x.detach().clone().requires_grad_()
     out, expected = Halving()(x), F.avg_pool2d(y, 2)
@@ -143,7 +143,7 @@ def test_halving_leaves_odd_lines_to_torch(
 def test_small_convolutions_are_ours(
     images: int, channels: int, options: dict[str, int], expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("codistill.networks.kernels.wanted", lambda *_: True)  # as on a GPU
+    monkeypatch.setattr("codistill.ops.dispatch.wanted", lambda *_: True)  # as on a GPU
     with torch.device("meta"):
         layer = Conv2d(channels, channels, **{"kernel": 3, **options}).to(memory_format=torch.channels_last)
         assert is_small(torch.empty(images, channels, 32, 32, dtype=torch.bfloat16), layer) is expected

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from test_foreign_heads import WRN
 
 import zoo
-from codistill.networks.foreign.naming import OPTIONS
+from codistill.networks.adapters.naming import OPTIONS
 from codistill.networks.names import parse
 from codistill.recipes import resolve
 

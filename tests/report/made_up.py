@@ -5,11 +5,11 @@ import math
 from pathlib import Path
 from typing import Any
 
-from codistill.engine.files import to_json
 from codistill.recipes import files, get
 from codistill.recipes.schema import Recipe
 from codistill.report.entries import Overview, overview
 from codistill.report.sources import find
+from codistill.runs.files import to_json
 from codistill.studies import catalogue
 
 ENVIRONMENT = {

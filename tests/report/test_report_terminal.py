@@ -7,8 +7,8 @@ import pytest
 from made_up import append, look, made_up_run, quick, record, result
 from rich.console import Console
 
-from codistill.engine.files import to_json
 from codistill.report import terminal
+from codistill.runs.files import to_json
 
 
 def text_of(folder: Path, width: int = 140) -> str:

@@ -6,10 +6,10 @@ from pathlib import Path
 import typer
 
 from codistill.cli.output import console
-from codistill.engine.files import to_json, write_atomically
 from codistill.report import page
 from codistill.report.entries import Overview, overview
 from codistill.report.sources import find
+from codistill.runs.files import to_json, write_atomically
 from codistill.studies.output import print_table
 from codistill.studies.report import Report
 from codistill.wording import unknown

@@ -146,7 +146,7 @@ class LiveTable:
 
 def best_errors(journal: Path) -> dict[str, float]:
     """Every classifier's lowest test error so far: from the journal, which knows what came before a stop."""
-    from codistill.engine.journal import read_journal
+    from codistill.runs.journal import read_journal
 
     best: dict[str, float] = {}
     for record in read_journal(journal):

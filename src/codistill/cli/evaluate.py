@@ -11,8 +11,8 @@ import typer
 from codistill.cli.output import console
 from codistill.cli.results import Row, table
 from codistill.cli.train import memory_explained
-from codistill.engine.folder import RunFolder
 from codistill.recipes.schema import Recipe
+from codistill.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,7 +34,7 @@ def evaluate(run: Path, *, best: bool, as_json: bool) -> None:
             measured, epoch = measure(run, recipe, result, partial(load_final, folder)), recipe.length.epochs
     odd = differences(measured, result, epoch)
     if as_json:
-        from codistill.engine.files import to_json
+        from codistill.runs.files import to_json
 
         said = {"run": str(run), "epoch": epoch, "networks": measured, "equals_result": not odd}
         typer.echo(to_json(said, indent=2))
@@ -49,15 +49,15 @@ def evaluate(run: Path, *, best: bool, as_json: bool) -> None:
 
 
 def load_final(folder: RunFolder, name: str, backbone: "nn.Module") -> None:
-    from codistill.engine.weights import load_weights
+    from codistill.runs.weights import load_weights
 
     load_weights(backbone, folder.weights(name), name)
 
 
 def measure_best(run: Path, recipe: Recipe, result: dict[str, Any]) -> tuple[dict[str, Row], int]:
     """The networks of the checkpoint with the lowest validation error, and after which epoch that was."""
-    from codistill.engine.weights import load_strictly
     from codistill.export.plain import best_checkpoint, plain_weights
+    from codistill.runs.weights import load_strictly
 
     saved = best_checkpoint(RunFolder(run))
 
@@ -74,10 +74,10 @@ def measure(
     from torch import Tensor
 
     from codistill.data.batches import AugmentSettings
+    from codistill.data.device import OnDevice
     from codistill.data.load import load
     from codistill.engine.evaluate import evaluate
     from codistill.engine.runtime import prepare
-    from codistill.engine.training import OnDevice
     from codistill.networks.build import architecture
 
     data = load(seed=recipe.seed, **recipe.data.model_dump())

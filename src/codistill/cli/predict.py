@@ -10,8 +10,8 @@ DONE, SOME_UNREADABLE = 0, 1
 
 def predict(model: Path, images: Sequence[Path], *, top: int, as_json: bool) -> int:
     """Print every image's likeliest classes; the exit code."""
-    from codistill.engine.files import to_json
     from codistill.export.predict import Unreadable, predict
+    from codistill.runs.files import to_json
 
     predicted: list[dict[str, object]] = []
     unreadable: list[dict[str, str]] = []

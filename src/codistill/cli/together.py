@@ -27,10 +27,10 @@ from codistill.cli.train import (
 )
 from codistill.distributed.joining import LAUNCHER, is_orphaned, was_launched
 from codistill.distributed.layout import Wish, refuse_misfit
-from codistill.engine.folder import RunFolder
 from codistill.engine.signals import StopRequest
 from codistill.log import logging_to
 from codistill.recipes.schema import Recipe
+from codistill.runs.folder import RunFolder
 from codistill.trackers.following import Followers, check
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from codistill import recipes
 from codistill.cli.displays import Display, Lines, LiveTable
 from codistill.cli.output import console, duration
 from codistill.cli.results import last_epoch, table
-from codistill.engine.folder import RunFolder
 from codistill.engine.signals import StoppedEarlyError, StopRequest
 from codistill.log import logging_to
 from codistill.recipes.schema import Recipe
+from codistill.runs.folder import RunFolder
 from codistill.trackers.following import Followers, check
 
 DONE, STOPPED = 0, 75  # 75 is EX_TEMPFAIL: try again later

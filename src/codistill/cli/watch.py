@@ -34,8 +34,8 @@ def watch_in_terminal(paths: Sequence[Path]) -> None:
 
 
 def print_state(paths: Sequence[Path]) -> None:
-    from codistill.engine.files import to_json
     from codistill.report.server import News
     from codistill.report.terminal import to_dict
+    from codistill.runs.files import to_json
 
     typer.echo(to_json(to_dict(News(paths).look()), indent=2))

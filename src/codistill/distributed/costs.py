@@ -20,12 +20,12 @@ from codistill.distributed.layout import Layout, Wish, chosen_layout, loads
 from codistill.distributed.split import Split
 from codistill.engine.bench import wait_for
 from codistill.engine.cohorts import cohort_of
-from codistill.engine.files import RunError, read_json, write_json
-from codistill.engine.folder import RunFolder
 from codistill.engine.runtime import Machine
 from codistill.log import log
 from codistill.networks.counting import cost
 from codistill.recipes.schema import Recipe
+from codistill.runs.files import RunError, read_json, write_json
+from codistill.runs.folder import RunFolder
 
 CPU_IMAGES = 8
 """In a measured batch; a GPU gets a whole one, for small ones cost it as much."""

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from codistill.data.images import ImageData
 from codistill.distributed.mesh import Mesh
-from codistill.engine.checkpoint import Snapshot, snapshot
 from codistill.engine.evaluate import Metrics
 from codistill.engine.run import Run, State
 from codistill.engine.runtime import Machine
 from codistill.engine.timetable import Position, Timetable
 from codistill.networks.build import architecture
 from codistill.recipes.schema import Recipe
+from codistill.runs.checkpoint import Snapshot, snapshot
 
 
 @dataclass

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from codistill.distributed.joining import LAUNCHER
-from codistill.engine.files import RunError
 from codistill.hardware import cores
 from codistill.log import log
+from codistill.runs.files import RunError
 
 LOOPBACK = "127.0.0.1"
 WRONG_INPUT = 2

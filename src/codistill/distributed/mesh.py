@@ -21,9 +21,9 @@ from codistill.distributed.layout import Layout
 from codistill.distributed.pieces import Pieces, parts_of
 from codistill.distributed.predictions import Fresh, OneStepOld, Predictions
 from codistill.distributed.sharing import Gradients, RunningStatistics, Sharers
+from codistill.engine.fast.sections import Network
 from codistill.engine.optim import MovingAverage
 from codistill.engine.peers import Look
-from codistill.engine.sections import Network
 from codistill.networks.backbone import Backbone
 from codistill.recipes.schema import Recipe
 

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from codistill.engine.checkpoint import DTYPES
-from codistill.engine.files import to_json
+from codistill.runs.checkpoint import DTYPES
+from codistill.runs.files import to_json
 
 _DTYPES = {str(dtype): dtype for dtype in DTYPES}
 

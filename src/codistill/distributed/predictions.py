@@ -11,8 +11,8 @@ from codistill.cohort import Member
 from codistill.data.batches import Draws
 from codistill.distributed.crew import Crew
 from codistill.distributed.exchange import Exchange
+from codistill.engine.fast.sections import Network, Sections
 from codistill.engine.peers import Look
-from codistill.engine.sections import Network, Sections
 from codistill.networks.recompute import statistics_untouched
 from codistill.networks.steady import is_steady
 

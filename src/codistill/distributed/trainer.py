@@ -15,8 +15,6 @@ from codistill.distributed.crew import LEADER, Crew, LostPeerError, SilentPeerEr
 from codistill.distributed.keeping import FollowingRun, LeadingRun
 from codistill.distributed.layout import Layout, Wish, refuse_misfit
 from codistill.distributed.mesh import Mesh
-from codistill.engine.files import RunError, to_json
-from codistill.engine.folder import RunFolder
 from codistill.engine.inputs import images_for
 from codistill.engine.run import Keeper, Run
 from codistill.engine.runtime import prepared
@@ -26,6 +24,8 @@ from codistill.engine.training import prepare_training
 from codistill.log import log
 from codistill.recipes import difference
 from codistill.recipes.schema import Recipe
+from codistill.runs.files import RunError, to_json
+from codistill.runs.folder import RunFolder
 
 ANY = Wish()
 

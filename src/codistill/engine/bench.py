@@ -9,7 +9,7 @@ from statistics import median
 import torch
 
 from codistill.data.images import ImageData, Images
-from codistill.engine.captured import CapturedStep
+from codistill.engine.fast.capture import CapturedStep
 from codistill.engine.parts import PARTS, parts
 from codistill.engine.runtime import Machine, prepared
 from codistill.engine.step import PlainStep, Step, choose_step

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from codistill.cohort import Cohort
 from codistill.data.batches import Draws
-from codistill.engine.compiling import prepare_compiler
+from codistill.engine.fast.compiler import prepare_compiler
+from codistill.engine.fast.sections import Network, Prepare, arranged, as_it_is, compiled
 from codistill.engine.optim import Held
-from codistill.engine.sections import Network, Prepare, arranged, as_it_is, compiled
 from codistill.engine.timetable import Turn
 from codistill.engine.training import Training
 from codistill.randomness import derive

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from codistill.cohort import Cohort
 from codistill.data.batches import WHOLE, Draws, Share
+from codistill.engine.fast.sections import Network
 from codistill.engine.optim import MovingAverage
-from codistill.engine.sections import Network
 
 Look = Callable[[Draws], tuple[Tensor, Tensor]]
 """A batch's images and labels."""

@@ -4,11 +4,11 @@ from collections.abc import Collection
 
 import torch
 
-from codistill.engine.checkpoint import Snapshot, snapshot
-from codistill.engine.files import RunError
 from codistill.engine.health import size_of
 from codistill.engine.training import Training
 from codistill.log import log
+from codistill.runs.checkpoint import Snapshot, snapshot
+from codistill.runs.files import RunError
 
 
 class Recovery:

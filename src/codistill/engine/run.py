@@ -20,10 +20,15 @@ from torch import Tensor, nn
 
 from codistill.data.images import ImageData
 from codistill.data.remarks import remarks
-from codistill.engine import environment
-from codistill.engine.checkpoint import Snapshot, Store
 from codistill.engine.evaluate import Metrics
-from codistill.engine.files import (
+from codistill.engine.runtime import Machine
+from codistill.engine.timetable import Position, Timetable
+from codistill.log import log, logging_to
+from codistill.recipes import files
+from codistill.recipes.schema import Recipe
+from codistill.runs import environment
+from codistill.runs.checkpoint import Snapshot, Store
+from codistill.runs.files import (
     RunError,
     RunLock,
     explained,
@@ -34,14 +39,9 @@ from codistill.engine.files import (
     write_atomically,
     write_json,
 )
-from codistill.engine.folder import MAX_BYTES, RESULT_FORMAT, RunFolder
-from codistill.engine.journal import Journal
-from codistill.engine.runtime import Machine
-from codistill.engine.saving import Saver
-from codistill.engine.timetable import Position, Timetable
-from codistill.log import log, logging_to
-from codistill.recipes import files
-from codistill.recipes.schema import Recipe
+from codistill.runs.folder import MAX_BYTES, RESULT_FORMAT, RunFolder
+from codistill.runs.journal import Journal
+from codistill.runs.saving import Saver
 
 
 class State(Protocol):

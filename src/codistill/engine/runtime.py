@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from codistill.engine.compiling import CACHE, restore_limit
+from codistill.engine.fast.compiler import CACHE, restore_limit
 from codistill.log import log
 from codistill.recipes.schema import Recipe, Runtime
 

@@ -7,7 +7,7 @@ a CUDA graph and replays that. ``choose_step`` picks one and names the path take
 from typing import Protocol
 
 from codistill.data.batches import Draws
-from codistill.engine.captured import CapturedStep
+from codistill.engine.fast.capture import CapturedStep
 from codistill.engine.parts import FunctionsBySize, PlainWay, Way, parts
 from codistill.engine.runtime import hindrances
 from codistill.engine.timetable import Turn

@@ -15,7 +15,6 @@ from torch import Tensor
 from codistill.data.batches import EpochPlan, plan_epoch
 from codistill.data.images import ImageData
 from codistill.engine.evaluate import Metrics, ensemble, evaluate
-from codistill.engine.folder import RunFolder
 from codistill.engine.inputs import images_for
 from codistill.engine.optim import set_learning_rate
 from codistill.engine.recovery import Recovery
@@ -26,6 +25,7 @@ from codistill.engine.timetable import Position, Timetable
 from codistill.engine.training import Training, prepare_training
 from codistill.log import log
 from codistill.recipes.schema import Recipe
+from codistill.runs.folder import RunFolder
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,24 @@
 """Everything that a training step reads and changes, and the sums it keeps on the device."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from codistill.cohort import Cohort
-from codistill.data.augment import augment, centre_crop, mix_labels, normalise
-from codistill.data.batches import AugmentSettings, Draws, EpochPlan
-from codistill.data.images import ImageData, ImageSet
+from codistill.data.batches import AugmentSettings, Draws
+from codistill.data.device import OnDevice
+from codistill.data.images import ImageData
 from codistill.engine.cohorts import cohort_of
 from codistill.engine.health import Health, Limits
 from codistill.engine.optim import MovingAverage, build_optimizers, optimizer_tensors
 from codistill.engine.peers import ALONE, Peers
 from codistill.engine.runtime import Machine
-from codistill.engine.weights import load_weights
 from codistill.recipes.schema import Recipe
+from codistill.runs.weights import load_weights
 from codistill.transfer.objective import Loss, Objective
 
 SHARPENED = 3
@@ -60,55 +59,6 @@ class Tally:
             "terms": dict(zip(self.terms, means[:split], strict=True)),
             "train_error": {name: 100 * x for name, x in zip(self.finals, means[split:], strict=True)},
         }
-
-
-@dataclass(frozen=True)
-class OnDevice:
-    """The data where the networks are, as raw pixels: all of them, or batch by batch where they are streamed."""
-
-    splits: Mapping[str, ImageSet]
-    mean: Tensor
-    std: Tensor
-    num_classes: int
-    augmentation: AugmentSettings
-    has_kernel: bool
-    """Whether one kernel of ours makes images of pixels: then a compiler has nothing to add."""
-
-    @classmethod
-    def of(
-        cls, data: ImageData, device: torch.device, augmentation: AugmentSettings, *, compiled: bool = False
-    ) -> "OnDevice":
-        mean, std = (torch.tensor(values, device=device) for values in (data.mean, data.std))
-        splits = {split: images.to(device) for split, images in data.splits.items()}
-        has_kernel = (
-            compiled
-            and device.type == "cuda"
-            and augmentation.is_plain
-            and splits["train"].pixels.dtype is torch.uint8
-            and find_spec("triton") is not None
-        )
-        return cls(splits, mean, std, data.num_classes, augmentation, has_kernel)
-
-    def batches(self, plan: EpochPlan, first_step: int) -> Iterator[Draws]:
-        """An epoch's training batches from a step on."""
-        return self.splits["train"].batches(plan, first_step)
-
-    def augmented(self, draws: Draws, label_smoothing: float) -> tuple[Tensor, Tensor]:
-        """A training batch: images as networks take them, and labels, hard or soft."""
-        train = self.splits["train"]
-        images = self._images(train.gathered(draws), draws)
-        return images, mix_labels(train.labels[draws.indices], draws, self.num_classes, label_smoothing)
-
-    def _images(self, pixels: Tensor, draws: Draws) -> Tensor:
-        if not self.has_kernel:
-            return augment(pixels, draws, self.augmentation, self.mean, self.std)
-        from codistill.data.augment_kernels import cropped_and_normalised
-
-        return cropped_and_normalised(pixels, draws, self.augmentation, self.mean, self.std)
-
-    def plain(self, pixels: Tensor) -> Tensor:
-        """Images as networks take them at test."""
-        return normalise(centre_crop(pixels, self.augmentation), self.mean, self.std)
 
 
 @dataclass(frozen=True)

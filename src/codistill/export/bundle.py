@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from codistill.data.decoding import Resize
-from codistill.engine.files import TEMPORARY, RunError, explained, read_json, write_atomically, write_json
-from codistill.engine.folder import RunFolder
+from codistill.runs.files import TEMPORARY, RunError, explained, read_json, write_atomically, write_json
+from codistill.runs.folder import RunFolder
 
 LABELS, PREPROCESSING, CARD, MANIFEST = "labels.json", "preprocessing.json", "MODEL_CARD.md", "export.json"
 MODELS = {"model.safetensors": "safetensors", "model.pt2": "pt2", "model.onnx": "onnx"}

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from codistill.engine.files import write_atomically, write_json
 from codistill.export import bundle, formats
 from codistill.export.card import model_card
 from codistill.export.plain import Shipped, take_out
 from codistill.export.proofs import Proof, prove
+from codistill.runs.files import write_atomically, write_json
 
 
 @dataclass(frozen=True)

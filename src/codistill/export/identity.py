@@ -10,9 +10,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from codistill.data.images import ImageData
-from codistill.engine.files import to_json
-from codistill.engine.weights import load_strictly
 from codistill.networks.build import architecture
+from codistill.runs.files import to_json
+from codistill.runs.weights import load_strictly
 
 METADATA = "codistill"  # the one key, as a run's own weight files have it
 

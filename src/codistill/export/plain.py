@@ -16,16 +16,16 @@ from codistill.data.augment import centre_crop, normalise
 from codistill.data.batches import AugmentSettings
 from codistill.data.images import ImageData
 from codistill.data.load import load
-from codistill.engine.checkpoint import Saved, Store
 from codistill.engine.cohorts import cohort_of
-from codistill.engine.files import RunError, read_json
-from codistill.engine.folder import MAX_BYTES, RunFolder
-from codistill.engine.journal import read_journal
 from codistill.engine.timetable import Position
-from codistill.engine.weights import load_strictly
 from codistill.export.identity import Identity, read_weights
 from codistill.recipes import files
 from codistill.recipes.schema import Recipe
+from codistill.runs.checkpoint import Saved, Store
+from codistill.runs.files import RunError, read_json
+from codistill.runs.folder import MAX_BYTES, RunFolder
+from codistill.runs.journal import read_journal
+from codistill.runs.weights import load_strictly
 from codistill.wording import unknown
 
 

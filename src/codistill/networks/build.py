@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from codistill.networks.adapters.architecture import LibraryArchitecture
 from codistill.networks.backbone import Architecture
 from codistill.networks.densenet import DenseNet
-from codistill.networks.foreign.architecture import LibraryArchitecture
 from codistill.networks.mobilenet import MobileNet, MobileNetV2
 from codistill.networks.names import parse
 from codistill.networks.preactivation import PreActivationResNet, WideResNet

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from codistill.networks import kernels
 from codistill.networks.layers import BatchNorm2d, Conv2d, Halving, norm_relu
 from codistill.networks.tables import PreActivatedArchitecture, Row, blocks_per_stage, half
+from codistill.ops import dispatch as kernels
 
 
 class DenseLayer(nn.Module):

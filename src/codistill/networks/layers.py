@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from codistill.networks import kernels
+from codistill.ops import dispatch as kernels
 
 TENSOR_CORE_CHANNELS = 8
 """Half-precision convolutions of NVIDIA's library take channels in multiples of this."""

@@ -5,9 +5,9 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from codistill.networks.kernels import used_again
 from codistill.networks.layers import Conv2d, Normalised, conv_norm_relu
 from codistill.networks.tables import Row, TabulatedArchitecture
+from codistill.ops.dispatch import used_again
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from bisect import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from codistill.networks.foreign.naming import is_foreign, parse_foreign
+from codistill.networks.adapters.naming import is_foreign, parse_foreign
 from codistill.wording import did_you_mean, install_hint, unknown
 
 KNOWN = (

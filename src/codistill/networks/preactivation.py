@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from codistill.networks.kernels import added, used_again
 from codistill.networks.layers import Conv2d, norm_relu
 from codistill.networks.tables import PreActivatedArchitecture, Row, blocks_per_stage, half
+from codistill.ops.dispatch import added, used_again
 
 
 class PreActivationBlock(nn.Module):

@@ -6,9 +6,9 @@ from typing import ClassVar
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from codistill.networks.kernels import used_again
 from codistill.networks.layers import Conv2d, Normalised, conv_norm_relu, norm_relu
 from codistill.networks.tables import Row, TabulatedArchitecture, blocks_per_stage, half
+from codistill.ops.dispatch import used_again
 
 
 class ResidualBlock(nn.Module):

@@ -15,18 +15,18 @@ from torch import Tensor, nn
 
 from codistill.cohort import Cohort
 from codistill.data.batches import AugmentSettings
+from codistill.data.device import OnDevice
 from codistill.data.images import ImageData
 from codistill.data.load import load
-from codistill.engine.checkpoint import Store
 from codistill.engine.cohorts import cohort_of
 from codistill.engine.evaluate import CALIBRATION_BINS
-from codistill.engine.folder import RunFolder
 from codistill.engine.runtime import Machine, prepared
-from codistill.engine.training import OnDevice
-from codistill.engine.weights import load_weights
 from codistill.networks.build import architecture
 from codistill.recipes.schema import Recipe
 from codistill.report.runs import SeenRun
+from codistill.runs.checkpoint import Store
+from codistill.runs.folder import RunFolder
+from codistill.runs.weights import load_weights
 
 BATCH = 500
 TOLERANCE = 0.1  # percentage points, as `codistill evaluate` allows another device

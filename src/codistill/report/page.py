@@ -12,11 +12,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 import codistill
-from codistill.engine.files import write_atomically
 from codistill.report import curves, facts, mistakes, outcomes
 from codistill.report.blocks import Block, Chart, Drawing, Fold, Matrix, Section, Words, laid_out
 from codistill.report.entries import Entry, Overview, overview
 from codistill.report.sources import find
+from codistill.runs.files import write_atomically
 from codistill.studies.tables import Table, shown
 from codistill.transfer.drawing import summary
 from codistill.transfer.graph import LABELS

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from codistill.engine.files import RunError, open_regular, read_json
-from codistill.engine.folder import MAX_BYTES, RunFolder, read_result_file
-from codistill.engine.journal import MAX_LINE_BYTES
 from codistill.recipes import files
 from codistill.recipes.schema import Recipe
+from codistill.runs.files import RunError, open_regular, read_json
+from codistill.runs.folder import MAX_BYTES, RunFolder, read_result_file
+from codistill.runs.journal import MAX_LINE_BYTES
 from codistill.studies.results import Result, result_in
 
 Record = Mapping[str, Any]

@@ -12,10 +12,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-from codistill.engine.folder import RunFolder
 from codistill.report.entries import Overview, overview
 from codistill.report.page import live
 from codistill.report.sources import expand, find
+from codistill.runs.folder import RunFolder
 
 LOOPBACK = "127.0.0.1"
 VERSION = "Codistill-Version"

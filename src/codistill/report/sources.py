@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from codistill.engine.folder import RunFolder
 from codistill.report.runs import SeenRun, read_published, read_run
+from codistill.runs.folder import RunFolder
 from codistill.studies.rows import LABELS
 
 ACCEPTED = "a run's folder, a study's folder, a result.json, or a folder of such files"

@@ -120,7 +120,7 @@ def measured_flops_per_s(recipe: Recipe, seen: Sizes) -> float | None:
     """
     import torch
 
-    from codistill.engine.captured import lacks_memory
+    from codistill.engine.fast.capture import lacks_memory
     from codistill.engine.runtime import prepared, without_trials
 
     with prepared(recipe.runtime) as machine, without_trials():

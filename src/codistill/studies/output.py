@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from codistill.engine.files import to_json, write_atomically
+from codistill.runs.files import to_json, write_atomically
 from codistill.studies import curves
 from codistill.studies.report import Report, Results
 from codistill.studies.study import slug

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from datetime import timedelta
 
-from codistill.engine.environment import describe
 from codistill.hardware import cores
 from codistill.recipes import Recipe
+from codistill.runs.environment import describe
 from codistill.studies.costs import finished_flops_per_s, measured_flops_per_s, sizes, training_flops
 from codistill.studies.crowd import Crowd, FixedCrowd, GrowingCrowd, has_room_on_gpu
 from codistill.studies.results import Result, device_name, read_result

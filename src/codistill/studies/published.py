@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from codistill.engine.files import read_json, to_json, write_atomically
-from codistill.engine.folder import MAX_BYTES, RunFolder, read_result_file
 from codistill.recipes import Recipe
 from codistill.recipes.overrides import as_change, is_below, key_of
+from codistill.runs.files import read_json, to_json, write_atomically
+from codistill.runs.folder import MAX_BYTES, RunFolder, read_result_file
 from codistill.studies import catalogue
 from codistill.studies.output import write
 from codistill.studies.report import Results, build, deviations, differing

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from codistill.engine.folder import read_result_file
 from codistill.recipes import Recipe
+from codistill.runs.folder import read_result_file
 
 
 @dataclass(frozen=True)

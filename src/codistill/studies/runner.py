@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from codistill.engine.files import open_regular, write_atomically
-from codistill.engine.folder import RunFolder
 from codistill.engine.signals import handled
 from codistill.recipes import Recipe, files
+from codistill.runs.files import open_regular, write_atomically
+from codistill.runs.folder import RunFolder
 from codistill.studies.crowd import Crowd
 from codistill.studies.progress import Board
 from codistill.studies.runs import PlannedRun

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from codistill.engine.files import open_regular, refuse_unless
-from codistill.engine.folder import RunFolder
 from codistill.recipes import Recipe, difference, files
 from codistill.recipes.overrides import WHERE_AND_HOW, is_below, key_of
+from codistill.runs.files import open_regular, refuse_unless
+from codistill.runs.folder import RunFolder
 from codistill.studies.results import read_result
 from codistill.studies.study import Row, Study, slug
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from codistill.engine.files import open_regular
-from codistill.engine.folder import RunFolder
 from codistill.log import log
 from codistill.recipes.schema import Recipe
+from codistill.runs.files import open_regular
+from codistill.runs.folder import RunFolder
 from codistill.trackers.mlflow import Mlflow
 from codistill.trackers.tensorboard import TensorBoard
 from codistill.trackers.wandb import Wandb

@@ -17,10 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from codistill.networks.convolving import power_of_two
-from codistill.networks.kernels import Apart, weight_gradient
-from codistill.networks.normalising import STAGES, channels_last, processors
-from codistill.networks.winograd_kernels import (
+from codistill.ops._conv_winograd_triton import (
     find_largest,
     pixels_of_places,
     places_of_patches,
@@ -29,6 +26,9 @@ from codistill.networks.winograd_kernels import (
     squares_of_places,
     taps_of_places,
 )
+from codistill.ops.conv_small import power_of_two
+from codistill.ops.dispatch import Apart, weight_gradient
+from codistill.ops.norm import STAGES, channels_last, processors
 
 PLACES, PIXELS = 36, 16
 """Of a square."""

@@ -7,7 +7,7 @@ names are as in norm_kernels, and sums have a fixed order here too.
 import triton
 import triton.language as tl
 
-from codistill.networks.norm_kernels import (
+from codistill.ops._norm_triton import (
     affine,
     has_last_ticket,
     is_last,

@@ -11,8 +11,8 @@ from itertools import groupby, takewhile
 
 from torch import nn
 
-from codistill.networks.foreign.cutting import can_be_cut
-from codistill.networks.foreign.survey import Call, Survey, positions
+from codistill.networks.adapters.cutting import can_be_cut
+from codistill.networks.adapters.survey import Call, Survey, positions
 from codistill.wording import did_you_mean
 
 PAPERS_EXITS = 2

@@ -10,8 +10,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from codistill.data.batches import AugmentSettings, Draws
-
 PIXELS = 256
 """Of an image, for each program of the kernel."""
 
@@ -54,17 +52,20 @@ def reflected(coordinate, length):
 
 
 def cropped_and_normalised(
-    pixels_BCHW: Tensor, draws: Draws, settings: AugmentSettings, mean_C: Tensor, std_C: Tensor
-) -> Tensor:
-    """uint8 pixels to float images of zero mean and unit std, as augment's functions have them."""
+    pixels_BCHW: Tensor, mean_C: Tensor, std_C: Tensor, crops: Tensor | None, flips: Tensor | None, *,
+    size: tuple[int, int], pad: int, reflects: bool,
+) -> Tensor:  # fmt: skip
+    """uint8 pixels to float images of zero mean and unit std, channels last.
+
+    ``crops`` are the [B, 2] first row and column in the padded image, ``flips`` [B] bool; None where there are none.
+    """
     batch, channels, height, width = pixels_BCHW.shape
-    rows, columns = settings.cropped((height, width))
+    rows, columns = size
     out = pixels_BCHW.new_empty(batch, rows, columns, channels, dtype=torch.float32)
-    flips = None if draws.flips is None else draws.flips.view(torch.uint8)
     if batch:
         crop_and_normalise[batch, math.ceil(rows * columns / PIXELS)](
-            pixels_BCHW.contiguous(), draws.crops, flips, mean_C, std_C, out, height, width, rows, columns,
-            settings.pad, REFLECTS=settings.padding == "reflect", CHANNELS=channels, BP=PIXELS,
+            pixels_BCHW.contiguous(), crops, None if flips is None else flips.view(torch.uint8), mean_C, std_C, out,
+            height, width, rows, columns, pad, REFLECTS=reflects, CHANNELS=channels, BP=PIXELS,
             BC=1 << (channels - 1).bit_length(),
         )  # fmt: skip
     return out.permute(0, 3, 1, 2)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from codistill.networks.norm_kernels import activate, gradient_sums, input_gradient, statistics
+from codistill.ops._norm_triton import activate, gradient_sums, input_gradient, statistics
 
 TILE, WARPS, STAGES = 4096, 4, 3
 """Numbers that a program has in hand at once, who share them, and how many such loads are under way."""

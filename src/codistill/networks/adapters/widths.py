@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from codistill.networks.foreign.survey import BATCH, Shape
+from codistill.networks.adapters.survey import BATCH, Shape
 
 CHANNELS = ("in_channels", "out_channels", "groups", "in_features", "out_features")
 NORMS = ("num_features", "num_channels", "normalized_shape")

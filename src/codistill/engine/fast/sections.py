@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from codistill.cohort import Member
-from codistill.engine.compiling import compiled_whole
-from codistill.networks.kernels import own_kernels
+from codistill.engine.fast.compiler import compiled_whole
 from codistill.networks.layers import Normalised, brings_kernels
+from codistill.ops.dispatch import own_kernels
 
 REPEATS = 8
 """From so many repetitions on, a section is compiled block by block."""

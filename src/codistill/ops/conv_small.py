@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from codistill.networks.conv_kernels import convolve, weight_sums, weight_sums_of_few
-from codistill.networks.kernels import Apart, convolution_gradients, weight_gradient
-from codistill.networks.normalising import STAGES, UNIT, WARPS, channels_last, processors, tickets
+from codistill.ops._conv_small_triton import convolve, weight_sums, weight_sums_of_few
+from codistill.ops.dispatch import Apart, convolution_gradients, weight_gradient
+from codistill.ops.norm import STAGES, UNIT, WARPS, channels_last, processors, tickets
 
 TILE = 4096
 """Numbers that a program computes at once: 256 pixels of 16 channels, 64 of 64."""

@@ -9,12 +9,12 @@ from functools import cached_property
 import torch
 from torch import nn
 
+from codistill.networks.adapters import heads, stages
+from codistill.networks.adapters.backbone import ForeignBackbone
+from codistill.networks.adapters.library import LIBRARIES, built
+from codistill.networks.adapters.naming import SIZES, c_numbers
+from codistill.networks.adapters.survey import Survey, channels, stride, survey
 from codistill.networks.backbone import Architecture, Backbone, Exit
-from codistill.networks.foreign import heads, stages
-from codistill.networks.foreign.backbone import ForeignBackbone
-from codistill.networks.foreign.library import LIBRARIES, built
-from codistill.networks.foreign.naming import SIZES, c_numbers
-from codistill.networks.foreign.survey import Survey, channels, stride, survey
 from codistill.networks.heads import HEAD_KINDS
 from codistill.wording import unknown
 

@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from codistill.engine import journal as journal_module
-from codistill.engine.files import RunError
-from codistill.engine.journal import Journal, read_journal
+from codistill.runs import journal as journal_module
+from codistill.runs.files import RunError
+from codistill.runs.journal import Journal, read_journal
 
 RECORDS = [{"step": step, "loss": 1 / (step + 3), "exits": {"b": 1, "a": [1e-7, 1e22]}} for step in range(7)]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from codistill.engine import environment
+from codistill.runs import environment
 
 FACTS = {
     *("codistill", "python", "torch", "numpy", "platform", "cpu", "cores", "threads"),

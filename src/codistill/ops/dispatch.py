@@ -83,7 +83,7 @@ def norm_activate(
     x_BCHW: Tensor, norm: nn.BatchNorm2d, bounds: Bounds, shortcut_BCHW: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """clamp(norm(x) + shortcut), and x itself: who uses it again has both gradients added in the same kernel."""
-    from codistill.networks.normalising import NormActivate
+    from codistill.ops.norm import NormActivate
 
     moments, eps = getattr(x_BCHW, "moments", (None, norm.eps))
     state = norm.running_mean, norm.running_var, norm.momentum or 0.0, norm.eps, bounds
@@ -101,7 +101,7 @@ def added(x_BCHW: Tensor, y_BCHW: Tensor, norm: nn.Module) -> Tensor:
     """x + y, for which a normalisation like this comes next: it finds the moments of the sum with it."""
     if not (isinstance(norm, nn.BatchNorm2d) and fit(x_BCHW, norm) and x_BCHW.dtype is y_BCHW.dtype):
         return x_BCHW + y_BCHW
-    from codistill.networks.normalising import Sum
+    from codistill.ops.norm import Sum
 
     out: Tensor
     out, moments = Sum.apply(x_BCHW, y_BCHW, norm.eps)  # type: ignore[no-untyped-call]
@@ -119,7 +119,7 @@ def used_again(x_BCHW: Tensor) -> Tensor:
 
 def dense_block(x_BCHW: Tensor, layers: Sequence[tuple[nn.BatchNorm2d, nn.Conv2d]]) -> Tensor:
     """x, and what each of the layers, conv(relu(norm(…))), makes of all channels before its own."""
-    from codistill.networks.dense_kernels import DenseBlock, LayerState
+    from codistill.ops.dense import DenseBlock, LayerState
 
     states = tuple(LayerState(norm.running_mean, norm.running_var, norm.momentum or 0.0) for norm, _ in layers)  # type: ignore[arg-type]
     learned = [tensor for norm, conv in layers for tensor in (norm.weight, norm.bias, conv.weight)]
@@ -141,7 +141,7 @@ def convolution(x_BCHW: Tensor, conv: nn.Conv2d, *, normalised: bool) -> Tensor 
         return None
     out: Tensor
     if is_small(x_BCHW, conv):
-        from codistill.networks.convolving import SmallConvolution
+        from codistill.ops.conv_small import SmallConvolution
 
         eps = USUAL_EPS if normalised else None
         out, moments = SmallConvolution.apply(x_BCHW, conv.weight, eps, apart)  # type: ignore[no-untyped-call]
@@ -149,7 +149,7 @@ def convolution(x_BCHW: Tensor, conv: nn.Conv2d, *, normalised: bool) -> Tensor 
             out.moments = moments, eps  # type: ignore[attr-defined]
         return out
     if is_wide(x_BCHW, conv):
-        from codistill.networks.winograd import WinogradConvolution
+        from codistill.ops.conv_winograd import WinogradConvolution
 
         out = WinogradConvolution.apply(x_BCHW, conv.weight, apart)  # type: ignore[no-untyped-call]
         return out

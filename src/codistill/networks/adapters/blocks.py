@@ -5,7 +5,7 @@ from itertools import groupby, pairwise
 
 from torch import Tensor, nn
 
-from codistill.networks.foreign.survey import Call, Survey
+from codistill.networks.adapters.survey import Call, Survey
 
 Row = list[Call]
 Kinds = set[type[nn.Module]]

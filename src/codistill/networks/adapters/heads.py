@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from codistill.networks.foreign.blocks import can_be_left_out, kinds_of_blocks, leave_out, rows_of_blocks
-from codistill.networks.foreign.cutting import behind
-from codistill.networks.foreign.stages import Stages
-from codistill.networks.foreign.survey import BATCH, Call, Shape, Survey, channels, is_channels_last
-from codistill.networks.foreign.widths import redrawn, refit
+from codistill.networks.adapters.blocks import can_be_left_out, kinds_of_blocks, leave_out, rows_of_blocks
+from codistill.networks.adapters.cutting import behind
+from codistill.networks.adapters.stages import Stages
+from codistill.networks.adapters.survey import BATCH, Call, Shape, Survey, channels, is_channels_last
+from codistill.networks.adapters.widths import redrawn, refit
 from codistill.networks.heads import apfc, apfc_words
 from codistill.networks.tables import half
 

@@ -12,20 +12,20 @@ import torch
 from torch import Tensor
 
 from codistill.data.batches import Draws
-from codistill.engine.lowered import Lowered
+from codistill.engine.fast.sections import Fork
+from codistill.engine.fast.shadow import Lowered
 from codistill.engine.parts import PARTS, Functions, FunctionsBySize, PlainWay, parts
 from codistill.engine.runtime import without_trials
-from codistill.engine.sections import Fork
 from codistill.engine.timetable import Turn
 from codistill.engine.training import Training
 from codistill.log import log
-from codistill.networks.kernels import Apart, weights_apart
+from codistill.ops.dispatch import Apart, weights_apart
 from codistill.recipes.schema import Sgd
 
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
 
-    from codistill.engine.fused_sgd import FusedSgd
+    from codistill.ops.sgd import FusedSgd
 
 WARM_UP_STEPS = 3
 """Before the first recording; one before the others, which find everything compiled, loaded and tried."""
@@ -247,7 +247,7 @@ def fused_sgd(lowered: Lowered, training: Training) -> "FusedSgd | None":
     settings = training.recipe.optimizer
     if not isinstance(settings, Sgd) or not settings.momentum or not find_spec("triton"):
         return None
-    from codistill.engine.fused_sgd import FusedSgd
+    from codistill.ops.sgd import FusedSgd
 
     factors = {name: training.health.factor(name) for name in training.optimizers}
     return FusedSgd(lowered.weights, lowered.copies, training.optimizers, factors)

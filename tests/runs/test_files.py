@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from codistill.engine import files
-from codistill.engine.files import (
+from codistill.runs import files
+from codistill.runs.files import (
     RunError,
     RunLock,
     explained,
@@ -24,7 +24,7 @@ from codistill.engine.files import (
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from codistill.engine.files import RunLock
+from codistill.runs.files import RunLock
 with RunLock(Path(sys.argv[1])):
     if "fork" in sys.argv and os.fork() == 0:
         os.write(1, b"worker %d\\n" % os.getpid())

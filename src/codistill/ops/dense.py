@@ -18,11 +18,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from codistill.networks.conv_kernels import convolve, gradient_from_few
-from codistill.networks.convolving import CHANNELS, TILE, gradient_of_few, pixels_at_once, power_of_two, precision
-from codistill.networks.kernels import Apart, convolution_gradients, weight_gradient
-from codistill.networks.norm_kernels import SIZES, activate, gradient_sums, input_gradient, own_tile, statistics, tile
-from codistill.networks.normalising import STAGES, WARPS, Shape, tickets
+from codistill.ops._conv_small_triton import convolve, gradient_from_few
+from codistill.ops._norm_triton import SIZES, activate, gradient_sums, input_gradient, own_tile, statistics, tile
+from codistill.ops.conv_small import CHANNELS, TILE, gradient_of_few, pixels_at_once, power_of_two, precision
+from codistill.ops.dispatch import Apart, convolution_gradients, weight_gradient
+from codistill.ops.norm import STAGES, WARPS, Shape, tickets
 
 ALIGNED = 16
 """Channels of what a convolution reads and writes are a multiple of this, where the feature map has as many."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from codistill.engine.checkpoint import Snapshot, Store, snapshot
+from codistill.runs.checkpoint import Snapshot, Store, snapshot
 
 
 class Saver:

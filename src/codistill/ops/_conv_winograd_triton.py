@@ -14,7 +14,7 @@ largest magnitude in each of ``parts`` pieces of every image.
 import triton
 import triton.language as tl
 
-from codistill.networks.norm_kernels import own_tile
+from codistill.ops._norm_triton import own_tile
 
 P: tl.constexpr = tl.constexpr(5 / 8)
 Q: tl.constexpr = tl.constexpr(3 / 2)

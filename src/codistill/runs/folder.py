@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from codistill.engine.files import TEMPORARY, RunError, RunLock, read_json, refuse_unless
 from codistill.recipes import files
 from codistill.recipes.overrides import WHERE_AND_HOW, difference, is_below, key_of
 from codistill.recipes.schema import Recipe
+from codistill.runs.files import TEMPORARY, RunError, RunLock, read_json, refuse_unless
 
 RESULT_FORMAT = 1
 MAX_BYTES = 256 * 2**20  # of a result or a description of the data, which names every image that was skipped

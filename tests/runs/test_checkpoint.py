@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from checkpoints import NAMES, assert_is, content, filled, listed, same, seal
-from codistill.engine import checkpoint
-from codistill.engine.checkpoint import DTYPES, Store, snapshot
+from codistill.runs import checkpoint
+from codistill.runs.checkpoint import DTYPES, Store, snapshot
 
 
 def test_what_is_saved_comes_back(tmp_path):

@@ -21,7 +21,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from codistill.engine.files import (
+from codistill.log import log
+from codistill.runs.files import (
     TEMPORARY,
     RunError,
     explained,
@@ -33,7 +34,6 @@ from codistill.engine.files import (
     to_json,
     write_durably,
 )
-from codistill.log import log
 
 FORMAT = 1
 TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "manifest.json"

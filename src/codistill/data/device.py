@@ -1,0 +1,66 @@
+"""The data on the device that trains, and batches of it as networks take them."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from codistill.data.augment import augment, centre_crop, mix_labels, normalise
+from codistill.data.batches import AugmentSettings, Draws, EpochPlan
+from codistill.data.images import ImageData, ImageSet
+
+
+@dataclass(frozen=True)
+class OnDevice:
+    """The data where the networks are, as raw pixels: all of them, or batch by batch where they are streamed."""
+
+    splits: Mapping[str, ImageSet]
+    mean: Tensor
+    std: Tensor
+    num_classes: int
+    augmentation: AugmentSettings
+    has_kernel: bool
+    """Whether one kernel of ours makes images of pixels: then a compiler has nothing to add."""
+
+    @classmethod
+    def of(
+        cls, data: ImageData, device: torch.device, augmentation: AugmentSettings, *, compiled: bool = False
+    ) -> "OnDevice":
+        mean, std = (torch.tensor(values, device=device) for values in (data.mean, data.std))
+        splits = {split: images.to(device) for split, images in data.splits.items()}
+        has_kernel = (
+            compiled
+            and device.type == "cuda"
+            and augmentation.is_plain
+            and splits["train"].pixels.dtype is torch.uint8
+            and find_spec("triton") is not None
+        )
+        return cls(splits, mean, std, data.num_classes, augmentation, has_kernel)
+
+    def batches(self, plan: EpochPlan, first_step: int) -> Iterator[Draws]:
+        """An epoch's training batches from a step on."""
+        return self.splits["train"].batches(plan, first_step)
+
+    def augmented(self, draws: Draws, label_smoothing: float) -> tuple[Tensor, Tensor]:
+        """A training batch: images as networks take them, and labels, hard or soft."""
+        train = self.splits["train"]
+        images = self._images(train.gathered(draws), draws)
+        return images, mix_labels(train.labels[draws.indices], draws, self.num_classes, label_smoothing)
+
+    def _images(self, pixels: Tensor, draws: Draws) -> Tensor:
+        if not self.has_kernel:
+            return augment(pixels, draws, self.augmentation, self.mean, self.std)
+        from codistill.ops.augment import cropped_and_normalised
+
+        settings = self.augmentation
+        height, width = pixels.shape[-2:]
+        return cropped_and_normalised(
+            pixels, self.mean, self.std, draws.crops, draws.flips,
+            size=settings.cropped((height, width)), pad=settings.pad, reflects=settings.padding == "reflect",
+        )  # fmt: skip
+
+    def plain(self, pixels: Tensor) -> Tensor:
+        """Images as networks take them at test."""
+        return normalise(centre_crop(pixels, self.augmentation), self.mean, self.std)
