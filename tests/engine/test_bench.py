@@ -96,7 +96,7 @@ def test_where_a_kernel_makes_images(
 ) -> None:
     """Only where networks have kernels: compile=false is without Triton, the way out where that does not run."""
     data = random_data(1, 8, 10, images=4)
-    monkeypatch.setattr("codistill.engine.training.find_spec", lambda name: name)
+    monkeypatch.setattr("codistill.data.device.find_spec", lambda name: name)
     monkeypatch.setattr(torch, "tensor", lambda values, **_: values)  # there may be no such device
     monkeypatch.setattr(Images, "to", lambda images, _: images)
     settings = AugmentSettings(**augmentation)
