@@ -262,7 +262,7 @@ def test_evaluate_says_what_to_do_about_too_little_memory(
     def no_memory(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("codistill.engine.evaluate.evaluate", no_memory)
+    monkeypatch.setattr("codistill.engine.finished.evaluate", no_memory)
     result = codistill("evaluate", finished.folder)
     assert result.exit_code == 2
     assert "set CUDA_VISIBLE_DEVICES= to measure on the CPU" in result.stderr
@@ -273,7 +273,7 @@ def test_evaluate_notices_other_weights(copied: Path, codistill: Codistill) -> N
     save_file({name: tensor * -1 for name, tensor in load_file(file).items()}, file)
     result = codistill("evaluate", copied)
     assert result.exit_code == 2
-    assert "the weights do not give what result.json says:\n  a: " in result.stderr
+    assert "the weights do not give the metrics in result.json:\n  a: " in result.stderr
     assert "\n  b: " not in result.stderr
 
 
@@ -288,7 +288,7 @@ def test_evaluate_refuses_what_it_cannot_read(copied: Path, codistill: Codistill
     unfinished = codistill("evaluate", copied)
     assert [r.exit_code for r in (broken_weights, later_version, no_json, unfinished)] == [2, 2, 2, 2]
     assert "b.safetensors" in broken_weights.stderr
-    assert "not a run's result that this version reads" in later_version.stderr
+    assert "not a run's result in the format that this version reads" in later_version.stderr
     assert "not readable as JSON" in no_json.stderr
     assert f"codistill train {copied}/recipe.yaml --out {copied}" in unfinished.stderr
 

@@ -116,7 +116,7 @@ def test_weights_to_begin_with_must_be_finite(tmp_path: Path) -> None:
     weights = {key: tensor.contiguous().clone() for key, tensor in weights.items()}
     spoil(weights["stages.stem.weight"], 3, math.inf)
     save_file(weights, tmp_path / "sick.safetensors")
-    with pytest.raises(ValueError, match=r"network 'a': .*holds NaN or infinities, first in 'stages.stem.weight'"):
+    with pytest.raises(ValueError, match=r"network 'a': .*contains NaN or infinities, first in 'stages.stem.weight'"):
         started(tiny_recipe(start={"a": str(tmp_path / "sick.safetensors")}))
 
 

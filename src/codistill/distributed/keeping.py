@@ -21,6 +21,7 @@ from codistill.engine.timetable import Position, Timetable
 from codistill.networks.build import architecture
 from codistill.recipes.schema import Recipe
 from codistill.runs.checkpoint import Snapshot, snapshot
+from codistill.runs.weights import shipped_weights
 
 
 @dataclass
@@ -45,10 +46,7 @@ class Whole:
         """Without heads, and averaged where there is an average."""
         with torch.device("meta"):
             network = architecture(self.recipe.networks[name]).backbone(self.data.num_classes, self.data.channels)
-        averaged, current = f"average/{name}.", f"cohort/members.{name}.backbone."
-        prefix = averaged if any(key.startswith(averaged) for key in self.held) else current
-        weights = {key.removeprefix(prefix): x for key, x in self.held.items() if key.startswith(prefix)}
-        network.load_state_dict(weights, assign=True)
+        network.load_state_dict(shipped_weights(self.recipe, name, self.held), assign=True)
         return network
 
 

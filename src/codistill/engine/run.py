@@ -27,7 +27,7 @@ from codistill.log import log, logging_to
 from codistill.recipes import files
 from codistill.recipes.schema import Recipe
 from codistill.runs import environment
-from codistill.runs.checkpoint import Snapshot, Store
+from codistill.runs.checkpoint import Saver, Snapshot, Store
 from codistill.runs.files import (
     RunError,
     RunLock,
@@ -39,9 +39,9 @@ from codistill.runs.files import (
     write_atomically,
     write_json,
 )
-from codistill.runs.folder import MAX_BYTES, RESULT_FORMAT, RunFolder
+from codistill.runs.folder import MAX_BYTES, RunFolder
 from codistill.runs.journal import Journal
-from codistill.runs.saving import Saver
+from codistill.runs.result import RESULT_FORMAT
 
 
 class State(Protocol):

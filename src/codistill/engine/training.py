@@ -18,7 +18,7 @@ from codistill.engine.optim import MovingAverage, build_optimizers, optimizer_te
 from codistill.engine.peers import ALONE, Peers
 from codistill.engine.runtime import Machine
 from codistill.recipes.schema import Recipe
-from codistill.runs.weights import load_weights
+from codistill.runs.weights import checkpoint_tensors, load_weights, tensors_of_network
 from codistill.transfer.objective import Loss, Objective
 
 SHARPENED = 3
@@ -106,12 +106,11 @@ class Training:
             "tally": [("sums", self.tally.sums)],
         }
         held = self.peers.held
-        return {f"{group}/{name}": held(tensor) for group, members in groups.items() for name, tensor in members}
+        return {name: held(tensor) for name, tensor in checkpoint_tensors(groups).items()}
 
     def tensors_of(self, network: str) -> dict[str, Tensor]:
         """Those that are one network's own."""
-        prefixes = f"cohort/members.{network}.", f"optimizer/members.{network}.", f"average/{network}."
-        return {name: tensor for name, tensor in self.tensors().items() if name.startswith(prefixes)}
+        return tensors_of_network(network, self.tensors())
 
     @torch.no_grad()
     def restore(self, saved: Mapping[str, Tensor]) -> None:
