@@ -19,8 +19,8 @@ from safetensors.torch import load_file, save_file
 from codistill.cli.displays import Lines
 from codistill.cli.train import default_folder
 from codistill.engine import inputs, trainer
+from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.engine.signals import SIGNALS, StopRequest
-from codistill.engine.timetable import Position, Timetable
 from codistill.recipes import get
 from codistill.runs.folder import RunFolder
 
@@ -188,7 +188,7 @@ def test_before_the_first_step_a_signal_ends_it_at_once(
 
 
 def test_a_stop_during_training_says_that_all_is_saved(codistill: Codistill, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop_in_the_second_epoch(_: Lines, position: Position, timetable: Timetable) -> None:
+    def stop_in_the_second_epoch(_: Lines, position: Position, timetable: TrainingSchedule) -> None:
         if position.epoch == 1:
             os.kill(os.getpid(), signal.SIGTERM)
 

@@ -12,7 +12,7 @@ from codistill.cli.evaluate import evaluate
 from codistill.data.load import load
 from codistill.engine import trainer
 from codistill.engine.runtime import prepare
-from codistill.engine.training import prepare_training
+from codistill.engine.state import prepare_training
 from codistill.recipes.schema import Length, Recipe
 from tiny import tiny_recipe
 

@@ -11,8 +11,8 @@ from synthetic import result_json
 
 from codistill import recipes
 from codistill.engine.bench import Runner
+from codistill.engine.state import Training
 from codistill.engine.step import Step
-from codistill.engine.training import Training
 from codistill.recipes import Recipe
 from codistill.runs.result import read_result
 from codistill.studies.costs import (

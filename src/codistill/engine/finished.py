@@ -12,9 +12,9 @@ from codistill.data.batches import AugmentSettings
 from codistill.data.device import OnDevice
 from codistill.data.images import ImageData
 from codistill.data.load import load
-from codistill.engine.cohorts import cohort_of
 from codistill.engine.evaluate import Classify, Metrics, evaluate
 from codistill.engine.runtime import Machine, prepared
+from codistill.engine.state import cohort_of
 from codistill.networks.build import architecture
 from codistill.recipes.schema import Recipe
 from codistill.runs.checkpoint import Saved

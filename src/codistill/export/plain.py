@@ -16,8 +16,8 @@ from codistill.data.augment import centre_crop, normalise
 from codistill.data.batches import AugmentSettings
 from codistill.data.images import ImageData
 from codistill.data.load import load
-from codistill.engine.cohorts import cohort_of
-from codistill.engine.timetable import Position
+from codistill.engine.schedule import Position
+from codistill.engine.state import cohort_of
 from codistill.export.identity import Identity, read_weights
 from codistill.recipes import files
 from codistill.recipes.schema import Recipe
