@@ -136,7 +136,7 @@ def test_what_is_wrong_is_said_once_and_not_tried_again(tmp_path: Path) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 2
     assert ended.stderr.count("error: ") == 1
-    assert f"error: rank 0 (a): {tmp_path} holds files that are not a run's" in ended.stderr
+    assert f"error: rank 0 (a): {tmp_path} contains files that are not a run's" in ended.stderr
     assert "start again" not in ended.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 

@@ -108,7 +108,7 @@ def count(recipe: Recipe, seen: Input) -> dict[str, Costs]:
     """Built on the meta device, where networks of any size take no memory and no time."""
     import torch
 
-    from codistill.engine.cohorts import cohort_of
+    from codistill.engine.state import cohort_of
     from codistill.networks.counting import Cost, cost
 
     graph = recipe.graph

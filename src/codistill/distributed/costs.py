@@ -19,8 +19,8 @@ from codistill.distributed.crew import LEADER, Crew
 from codistill.distributed.layout import Layout, Wish, chosen_layout, loads
 from codistill.distributed.split import Split
 from codistill.engine.bench import wait_for
-from codistill.engine.cohorts import cohort_of
 from codistill.engine.runtime import Machine
+from codistill.engine.state import cohort_of
 from codistill.log import log
 from codistill.networks.counting import cost
 from codistill.recipes.schema import Recipe

@@ -15,12 +15,12 @@ from codistill.distributed.crew import LEADER, Crew, LostPeerError, SilentPeerEr
 from codistill.distributed.keeping import FollowingRun, LeadingRun
 from codistill.distributed.layout import Layout, Wish, refuse_misfit
 from codistill.distributed.mesh import Mesh
-from codistill.engine.inputs import images_for
-from codistill.engine.run import Keeper, Run
+from codistill.engine.checks import load_images
+from codistill.engine.run import Run, RunStorage
 from codistill.engine.runtime import prepared
-from codistill.engine.timetable import Position, Timetable
+from codistill.engine.schedule import Position, TrainingSchedule
+from codistill.engine.state import prepare_training
 from codistill.engine.trainer import Progress, ignore, never, run_training
-from codistill.engine.training import prepare_training
 from codistill.log import log
 from codistill.recipes import difference
 from codistill.recipes.schema import Recipe
@@ -46,7 +46,7 @@ def train_together(
     wish: Wish = ANY,
     data: ImageData | None = None,
     stop: Callable[[], bool] = never,
-    heartbeat: Callable[[Position, Timetable], None] = ignore,
+    heartbeat: Callable[[Position, TrainingSchedule], None] = ignore,
     show: Callable[[Progress], None] = unconcerned,
 ) -> None:
     """``engine.trainer.train`` in every process of the crew, to the end or until somebody's ``stop`` says so.
@@ -70,16 +70,16 @@ def _train(
     wish: Wish,
     data: ImageData | None,
     stop: Callable[[], bool],
-    heartbeat: Callable[[Position, Timetable], None],
+    heartbeat: Callable[[Position, TrainingSchedule], None],
     show: Callable[[Progress], None],
 ) -> None:
     refuse_misfit(recipe, crew.size, wish)
-    data = images_for(recipe, data)
+    data = load_images(recipe, data)
     refuse_disagreement(crew, recipe, data, wish)
     if crew.anybody(crew.leads and folder.is_finished(recipe)):
         log.info("%s is finished already", folder.path)
         return
-    timetable = Timetable.of(recipe, len(data.train))
+    timetable = TrainingSchedule.of(recipe, len(data.train))
     with prepared(recipe.runtime) as machine:
         assigned = assign(crew, folder, recipe, data, machine, wish)
         layout = assigned.layout
@@ -98,7 +98,7 @@ def _train(
 
 
 @contextmanager
-def opened(mesh: Mesh, folder: RunFolder, recipe: Recipe, data: ImageData) -> Iterator[Keeper]:
+def opened(mesh: Mesh, folder: RunFolder, recipe: Recipe, data: ImageData) -> Iterator[RunStorage]:
     if not mesh.crew.leads:
         yield FollowingRun(mesh)
         return

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from codistill.cohort import Cohort
 from codistill.engine.health import Health
 from codistill.engine.runtime import Machine
-from codistill.engine.timetable import Turn
+from codistill.engine.schedule import StepContext
 from codistill.recipes.schema import AdamW, Recipe, Sgd, learning_rate
 
 Held = Callable[[Tensor], Tensor]
@@ -57,10 +57,10 @@ def _optimizer(recipe: Recipe, name: str, parameters: list[Tensor], machine: Mac
     return optimizer
 
 
-def set_learning_rate(optimizers: Iterable[torch.optim.Optimizer], recipe: Recipe, turn: Turn) -> None:
+def set_learning_rate(optimizers: Iterable[torch.optim.Optimizer], recipe: Recipe, context: StepContext) -> None:
     """Bring every network to the schedule's value for this step; with the authors' switch, a drop forgets momentum."""
-    factor = learning_rate(recipe, turn.progress)
-    is_drop = factor < learning_rate(recipe, turn.previous_progress)
+    factor = learning_rate(recipe, context.progress)
+    is_drop = factor < learning_rate(recipe, context.previous_progress)
     forgets = isinstance(recipe.optimizer, Sgd) and recipe.optimizer.reset_momentum_at_drops and is_drop
     for optimizer in optimizers:
         for group in optimizer.param_groups:

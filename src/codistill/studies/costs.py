@@ -13,7 +13,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from codistill.recipes import Recipe
-from codistill.studies.results import Result
+from codistill.runs.result import Result
 
 if TYPE_CHECKING:
     from codistill.engine.runtime import Machine

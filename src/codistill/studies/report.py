@@ -7,8 +7,8 @@ from typing import Any
 
 from codistill.recipes import Recipe, difference
 from codistill.recipes.overrides import WHERE, is_below, key_of
+from codistill.runs.result import Result
 from codistill.studies.costs import share_of_images, training_flops
-from codistill.studies.results import Result
 from codistill.studies.runs import run_name
 from codistill.studies.statistics import Difference, Interval, paired_difference, summarise
 from codistill.studies.study import Row, Study
