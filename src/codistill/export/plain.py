@@ -142,7 +142,7 @@ def plain_weights(recipe: Recipe, name: str, saved: Saved) -> dict[str, Tensor]:
 
 
 def ships_average(recipe: Recipe, name: str) -> bool:
-    return recipe.ema > 0 and name not in recipe.graph.frozen
+    return recipe.ema > 0 and name in recipe.graph.learning_networks
 
 
 def _from_finished(history: History) -> Shipped:
