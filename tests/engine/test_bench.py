@@ -18,7 +18,7 @@ from codistill.engine.runtime import prepared
 from codistill.engine.state import prepare_training
 from codistill.engine.step import choose_step
 from codistill.networks.build import architecture
-from codistill.networks.counting import cost
+from codistill.networks.cost import cost
 from codistill.recipes.schema import Runtime
 from tiny import tiny_recipe
 

@@ -22,7 +22,7 @@ from codistill.engine.bench import wait_for
 from codistill.engine.runtime import Machine
 from codistill.engine.state import cohort_of
 from codistill.log import log
-from codistill.networks.counting import cost
+from codistill.networks.cost import cost, training_passes
 from codistill.recipes.schema import Recipe
 from codistill.runs.files import RunError, read_json, write_json
 from codistill.runs.folder import RunFolder
@@ -72,7 +72,10 @@ def counted_costs(recipe: Recipe, data: ImageData) -> Costs:
     with torch.device("meta"):
         cohort = cohort_of(recipe, data.num_classes, data.channels)
     shape = data.channels, *_sides(recipe, data)
-    return {name: cost(member, shape).flops * recipe.graph.passes(name) for name, member in cohort.members.items()}
+    learning = recipe.graph.learning_networks
+    return {
+        name: cost(member, shape).flops * training_passes(name in learning) for name, member in cohort.members.items()
+    }
 
 
 def remembered_costs(crew: Crew, folder: RunFolder, recipe: Recipe) -> Costs:
@@ -119,7 +122,7 @@ def measured_costs(crew: Crew, recipe: Recipe, data: ImageData, machine: Machine
 def seconds_for_an_image(name: str, recipe: Recipe, data: ImageData, machine: Machine) -> float:
     """Forward and backward of a network like it, whose weights nobody else ever sees; no random number is used up."""
     (member,) = cohort_of(recipe, data.num_classes, data.channels, only=[name]).members.values()
-    learns = name not in recipe.graph.frozen
+    learns = name in recipe.graph.learning_networks
     member.to(machine.device).to(memory_format=machine.memory_format)  # type: ignore[call-overload]
     member.requires_grad_(learns).train(learns)
     count = min(recipe.batch_size, CPU_IMAGES) if machine.device.type == "cpu" else recipe.batch_size

@@ -71,7 +71,9 @@ class Mesh:
         if self.recipe.processes.sync_batchnorm:
             share_batch_norms(cohort, self.sharers)
         else:
-            learning = [member for name, member in cohort.members.items() if name not in self.recipe.graph.frozen]
+            learning = [
+                member for name, member in cohort.members.items() if name in self.recipe.graph.learning_networks
+            ]
             self.statistics = RunningStatistics(torch.nn.ModuleList(learning), self.sharers)
         if self.pieces:
             self._cut(self.pieces, cohort, average)

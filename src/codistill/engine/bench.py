@@ -16,7 +16,7 @@ from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.engine.state import Training, prepare_training
 from codistill.engine.step import PlainStep, Step, choose_step
 from codistill.engine.trainer import draw_epoch
-from codistill.networks.counting import cost
+from codistill.networks.cost import cost, training_passes
 from codistill.recipes.schema import Recipe
 
 WARM_UP_STEPS = 3
@@ -90,8 +90,11 @@ def pace(recipe: Recipe, channels: int, side: int, classes: int, seconds: float)
 
 
 def _flops_per_image(training: Training, shape: tuple[int, int, int]) -> int:
-    passes = training.recipe.graph.passes
-    return sum(cost(member, shape).flops * passes(name) for name, member in training.cohort.members.items())
+    learning = training.recipe.graph.learning_networks
+    return sum(
+        cost(member, shape).flops * training_passes(name in learning)
+        for name, member in training.cohort.members.items()
+    )
 
 
 class Runner:

@@ -55,7 +55,7 @@ def refuse_lone_image(recipe: Recipe, data: ImageData) -> None:
         cohort = cohort_of(recipe, data.num_classes, data.channels)
         image = torch.empty(1, data.channels, height, width)
     for name, network in recipe.networks.items():
-        if name not in recipe.graph.frozen and not _learns_from(cohort.members[name], image):
+        if name in recipe.graph.learning_networks and not _learns_from(cohort.members[name], image):
             raise ValueError(
                 f"{schedule.images} training images in batches of batch_size={recipe.batch_size} leave one image for "
                 f"the last, and {name}={network} cannot normalise one image of {height}×{width} by itself; "

@@ -19,11 +19,11 @@ Held = Callable[[Tensor], Tensor]
 
 def build_optimizers(recipe: Recipe, cohort: Cohort, machine: Machine, held: Held) -> dict[str, torch.optim.Optimizer]:
     """The recipe's optimizer for every network that learns; frozen teachers have none."""
-    frozen = recipe.graph.frozen
+    learning = recipe.graph.learning_networks
     return {
         name: _optimizer(recipe, name, [held(parameter) for parameter in member.parameters()], machine)
         for name, member in cohort.members.items()
-        if name not in frozen
+        if name in learning
     }
 
 

@@ -185,7 +185,7 @@ class Run:
 
     def is_at_its_best(self) -> bool:
         """Whether no earlier epoch had a lower validation error, on average of the networks that learn."""
-        learning = [name for name in self.recipe.networks if name not in self.recipe.graph.frozen]
+        learning = self.recipe.graph.learning_networks
         errors = [
             fmean(record["validation"][f"{name}/final"]["top1_error"] for name in learning)
             for record in self.journal.read()

@@ -136,9 +136,9 @@ class Training:
 
     def set_mode(self, *, learning: bool) -> None:
         """Training mode for the networks that learn; a frozen teacher always stays in evaluation mode."""
-        frozen = self.recipe.graph.frozen
+        learns = self.recipe.graph.learning_networks
         for name, member in self.cohort.members.items():
-            member.train(learning and name not in frozen)
+            member.train(learning and name in learns)
 
 
 def prepare_training(
@@ -162,11 +162,11 @@ def prepare_training(
         if name in here:
             load_weights(cohort.members[name].backbone, Path(file), name)
     for name, member in cohort.members.items():
-        member.requires_grad_(name not in graph.frozen)
+        member.requires_grad_(name in graph.learning_networks)
         member.backbone.recomputes = recipe.runtime.activation_checkpointing
     cohort.to(machine.device).to(memory_format=machine.memory_format)  # type: ignore[call-overload]
     objective = Objective(graph).to(machine.device)
-    learning = [name for name in recipe.networks if name not in graph.frozen]
+    learning = graph.learning_networks
     average = MovingAverage(cohort, [name for name in learning if name in here], recipe.ema) if recipe.ema else None
     peers.adopt(cohort, average)
     optimizers = build_optimizers(recipe, cohort, machine, peers.held)

@@ -56,7 +56,7 @@ def optimized_parameter(name: str) -> str | None:
 
 def ships_average(recipe: Recipe, network: str) -> bool:
     """Whether a network ships as its moving average; a frozen teacher has none."""
-    return recipe.ema > 0 and network not in recipe.graph.frozen
+    return recipe.ema > 0 and network in recipe.graph.learning_networks
 
 
 def shipped_weights(recipe: Recipe, network: str, tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:

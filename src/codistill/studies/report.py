@@ -174,8 +174,7 @@ def _contrast(ours: Row, theirs: Row, found: Results, scale: float | None) -> It
 
 def shared_networks(ours: Recipe, theirs: Recipe) -> list[str]:
     """The names of networks that both recipes train; one that only teaches is not trained."""
-    frozen = {*ours.graph.frozen, *theirs.graph.frozen}
-    return [name for name in ours.networks if name in theirs.networks and name not in frozen]
+    return [name for name in ours.graph.learning_networks if name in theirs.graph.learning_networks]
 
 
 def _interval(difference: Difference) -> Interval | None:
