@@ -13,6 +13,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from codistill.recipes import Recipe
+from codistill.recipes.datasets import NUMBERS
 from codistill.runs.result import Result
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ class Sizes:
     shape: tuple[int, int, int]
 
 
-# Training images, classes and channels of the data whose numbers are known before they are read.
-KNOWN_NUMBERS = {"fashion": (6_000, 10, 1), "cifar10": (50_000, 10, 3), "cifar100": (50_000, 100, 3)}
 # Enough for a CPU to show its pace in a second or a few; a step that is measured has fewer images rather than more.
 MEASURED_FLOPS = 100_000_000_000
 # So many steps are measured, or fewer: after so many seconds none is begun.
@@ -39,9 +38,12 @@ MEASURED_STEPS, MEASURED_S = 10, 4.0
 def sizes(recipe: Recipe) -> Sizes | None:
     """As the networks see them, resized and cropped; None for a folder of images that is not there to be counted."""
     data = recipe.data
-    numbers = KNOWN_NUMBERS.get(data.name) or (_counted(Path(data.folder).expanduser()) if data.folder else None)
-    if numbers is None:
+    if known := NUMBERS.get(data.name):
+        numbers = known.train_images, known.classes, known.channels
+    elif data.folder is None or (counted := _counted(Path(data.folder).expanduser())) is None:
         return None
+    else:
+        numbers = counted
     images, classes, channels = numbers
     side = recipe.augment.crop or data.side
     return Sizes(images, classes, (channels, side, side))
