@@ -85,28 +85,6 @@ def train(
 
 
 @app.command()
-def slurm(
-    source: Source,
-    changes: Changes,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="The run's folder, which all nodes see.")] = None,
-    nodes: Annotated[int, typer.Option(min=1, metavar="N", help="How many.")] = 1,
-    nproc: Annotated[int, typer.Option(min=1, metavar="N", help="Processes on each node.")] = 1,
-    time: Annotated[str, typer.Option(metavar="[D-]HH:MM:SS", help="How long a job may take.")] = "24:00:00",
-    split: Split = None,
-    shards: Shards = None,
-    timeout: Timeout = 600.0,
-) -> None:
-    """Print an sbatch file that trains a recipe until it is done.
-
-    A job saves when its time is nearly up, and queues itself again.
-    """
-    from codistill.cli.slurm import slurm
-    from codistill.distributed.layout import Wish
-
-    slurm(source, changes, out, nodes=nodes, nproc=nproc, time=time, wish=Wish(split, shards), timeout_s=timeout)
-
-
-@app.command()
 def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
     best: Best = False,

@@ -33,11 +33,6 @@ class RunFolder:
         return self.path / "data.json"
 
     @property
-    def costs(self) -> Path:
-        """What each network's step was measured to cost, where a training in several processes was shared out by it."""
-        return self.path / "costs.json"
-
-    @property
     def journal(self) -> Path:
         return self.path / "journal.jsonl"
 
@@ -77,7 +72,7 @@ class RunFolder:
         A folder from elsewhere could lead out of itself by a symbolic link, or let a reader wait for a named pipe. The
         run's folder itself may be a link, as ``runs/latest`` is: the user has typed its name.
         """
-        described = self.recipe, self.environment, self.data, self.costs, self.result
+        described = self.recipe, self.environment, self.data, self.result
         for file in (*described, self.journal, self.timing, self.log, self.path / RunLock.FILE):
             refuse_unless(stat.S_IFREG, file)
         _, *own = self.places
