@@ -31,11 +31,6 @@ class RunFolder:
         return self.path / "data.json"
 
     @property
-    def costs(self) -> Path:
-        """The measured cost of each network's step, where the networks were divided among processes by cost."""
-        return self.path / "costs.json"
-
-    @property
     def journal(self) -> Path:
         return self.path / "journal.jsonl"
 
@@ -75,7 +70,7 @@ class RunFolder:
         A folder from elsewhere could lead out of itself by a symbolic link, or let a reader wait for a named pipe. The
         run's folder itself may be a link, as ``runs/latest`` is: the user has typed its name.
         """
-        described = self.recipe, self.environment, self.data, self.costs, self.result
+        described = self.recipe, self.environment, self.data, self.result
         for file in (*described, self.journal, self.timing, self.log, self.path / RunLock.FILE):
             refuse_unless(stat.S_IFREG, file)
         _, *own = self.places
