@@ -77,11 +77,11 @@ def train(
 
     Ctrl-C saves and stops (so do SIGTERM and SIGUSR1); the same command continues, exactly as if it had never stopped.
     """
-    from codistill.cli.together import Spread, train
-    from codistill.distributed.layout import Wish
+    from codistill.cli.processes import LaunchOptions, train
+    from codistill.distributed.layout import LayoutRequest
 
-    spread = Spread(nproc, Wish(split, shards), timeout, restarts)
-    raise typer.Exit(train(source, changes, out, spread, quiet=quiet, trackers=track or []))
+    options = LaunchOptions(nproc, LayoutRequest(split, shards), timeout, restarts)
+    raise typer.Exit(train(source, changes, out, options, quiet=quiet, trackers=track or []))
 
 
 @app.command()
