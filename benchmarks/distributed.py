@@ -21,12 +21,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from codistill.cohort import Cohort
 from codistill.data.load import load
-from codistill.distributed.crew import Crew
-from codistill.distributed.exchange import Exchange
-from codistill.distributed.launch import LOOPBACK, meeting_place
-from codistill.distributed.layout import Layout
-from codistill.distributed.mesh import Mesh
-from codistill.distributed.split import Split
+from codistill.distributed.exchange import LogitsAllGather
+from codistill.distributed.group import ProcessGroup
+from codistill.distributed.launch import LOOPBACK, local_store
+from codistill.distributed.layout import Layout, Split
+from codistill.distributed.mesh import MeshPeers
 from codistill.engine.peers import ALONE, Peers
 from codistill.engine.runtime import prepare
 from codistill.engine.schedule import Position, TrainingSchedule
@@ -89,21 +88,21 @@ def written() -> int:
     return int(next(line.split()[1] for line in lines if line.startswith("wchar")))
 
 
-def alone(_crew: Crew | None, recipe: Recipe, steps: int) -> Measured:
+def alone(_world: ProcessGroup | None, recipe: Recipe, steps: int) -> Measured:
     return time_steps(recipe, ALONE, steps)
 
 
-def by_cohort(crew: Crew, recipe: Recipe, steps: int) -> Measured:
+def by_cohort(world: ProcessGroup, recipe: Recipe, steps: int) -> Measured:
     layout = Layout(Split(tuple((name,) for name in recipe.networks)))
-    return time_steps(recipe, Mesh(crew, layout, recipe), steps)
+    return time_steps(recipe, MeshPeers(world, layout, recipe), steps)
 
 
-def by_data(crew: Crew, recipe: Recipe, steps: int) -> Measured:
+def by_data(world: ProcessGroup, recipe: Recipe, steps: int) -> Measured:
     """Every process has all networks, and a share of the batch."""
-    return time_steps(recipe, Mesh(crew, Layout(Split((tuple(recipe.networks),)), crew.size), recipe), steps)
+    return time_steps(recipe, MeshPeers(world, Layout(Split((tuple(recipe.networks),)), world.size), recipe), steps)
 
 
-def by_ddp(crew: Crew, recipe: Recipe, steps: int) -> Measured:
+def by_ddp(world: ProcessGroup, recipe: Recipe, steps: int) -> Measured:
     """The whole cohort in torch's own: its gradients are what counts here, not its time."""
     torch.set_num_threads(1)
     cohort = DistributedDataParallel(Cohort(recipe.networks, num_classes=10, in_channels=1, exits=recipe.graph.exits))
@@ -116,13 +115,13 @@ def by_ddp(crew: Crew, recipe: Recipe, steps: int) -> Measured:
     return timed(take, steps)
 
 
-def link(crew: Crew) -> Link:
+def link(world: ProcessGroup) -> Link:
     """From exchanges of one classifier each, of one number and of a million."""
 
     def cost(numbers: int) -> Measured:
-        exchange = Exchange(crew, {"a/final": 0, "b/final": 1})
-        mine = {("a/final", "b/final")[crew.rank]: torch.zeros(1, numbers)}
-        return timed(lambda _: exchange.complete(mine, ["a/final", "b/final"]) and None, 100)
+        exchange = LogitsAllGather(world, {"a/final": 0, "b/final": 1})
+        mine = {("a/final", "b/final")[world.rank]: torch.zeros(1, numbers)}
+        return timed(lambda _: exchange.wait(mine, ["a/final", "b/final"]) and None, 100)
 
     small, large = cost(1), cost(10**6)
     return Link(small.cpu_seconds, 4e6 / (large.cpu_seconds - small.cpu_seconds))
@@ -130,18 +129,18 @@ def link(crew: Crew) -> Link:
 
 def as_rank(rank: int, size: int, port: int, answers: Any, function: Any, *arguments: Any) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    crew = Crew(rank, size, dist.TCPStore(LOOPBACK, port), timeout_s=600) if size > 1 else None
-    measured = function(crew, *arguments)
+    world = ProcessGroup(rank, size, dist.TCPStore(LOOPBACK, port), timeout_s=600) if size > 1 else None
+    measured = function(world, *arguments)
     if rank == 0:
         answers.put(measured)
-    if crew:
-        crew.leave()
+    if world:
+        world.shutdown()
 
 
 def measure(size: int, function: Any, *arguments: Any) -> Any:
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
-    with meeting_place() as port:
+    with local_store() as port:
         ranks = [
             context.Process(target=as_rank, args=(rank, size, port, answers, function, *arguments))
             for rank in range(size)

@@ -10,7 +10,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from codistill.distributed.launch import LOOPBACK, meeting_place
+from codistill.distributed.launch import LOOPBACK, local_store
 from codistill.recipes.schema import Recipe
 from tiny import tiny_recipe
 
@@ -30,18 +30,18 @@ def recipe_of(networks: int, **changes: Any) -> Recipe:
 def _as_rank(function: Any, rank: int, size: int, port: int, timeout_s: float, *arguments: Any) -> None:
     from torch.distributed import TCPStore
 
-    from codistill.distributed.crew import Crew
+    from codistill.distributed.group import ProcessGroup
 
     faulthandler.enable()  # who dies of a signal says where
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    crew = Crew(rank, size, TCPStore(LOOPBACK, port), timeout_s)
-    function(crew, *arguments)
+    world = ProcessGroup(rank, size, TCPStore(LOOPBACK, port), timeout_s)
+    function(world, *arguments)
 
 
 @contextmanager
 def ranks_of(size: int, timeout_s: float, function: Any, *arguments: Any) -> Iterator[list[BaseProcess]]:
-    """``function(crew, *arguments)`` in as many processes, which do not outlive the block."""
-    with meeting_place() as port:
+    """``function(world, *arguments)`` in as many processes, which do not outlive the block."""
+    with local_store() as port:
         processes: list[BaseProcess] = [
             _context.Process(target=_as_rank, args=(function, rank, size, port, timeout_s, *arguments))
             for rank in range(size)

@@ -18,21 +18,23 @@ def train_one_epoch(recipe: Recipe, out: Path) -> None:
     next(iter(train(recipe, out)))  # and closed, which saves
 
 
-def train_spread(crew: Any, recipe: Recipe, out: Path, split: str | None = None, stop_after: int | None = None) -> None:
+def train_spread(
+    world: Any, recipe: Recipe, out: Path, split: str | None = None, stop_after: int | None = None
+) -> None:
     """Somebody who does not lead is told to stop: all must hear of it."""
-    from codistill.distributed.layout import Wish
-    from codistill.distributed.trainer import train_together
+    from codistill.distributed.layout import LayoutRequest
+    from codistill.distributed.trainer import train_rank
 
     steps = 0
 
     def stop() -> bool:
         nonlocal steps
         steps += 1
-        return steps == stop_after and crew.rank == 1
+        return steps == stop_after and world.rank == 1
 
-    train_together(recipe, out, crew, wish=Wish(split), stop=stop)
-    crew.leave()
-    if crew.leads:
+    train_rank(recipe, out, world, request=LayoutRequest(split), stop=stop)
+    world.shutdown()
+    if world.is_root:
         assert (out / "result.json").exists() == (stop_after is None)
 
 

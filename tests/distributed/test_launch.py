@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 
 from codistill import recipes
 from codistill.cli.app import app
-from codistill.distributed.joining import LAUNCHER, is_loopback, is_orphaned
-from codistill.distributed.launch import launch
-from codistill.distributed.layout import Wish, refuse_misfit
+from codistill.distributed.launch import LAUNCHER, is_orphaned, launch
+from codistill.distributed.layout import LayoutRequest, check_request
+from codistill.distributed.rendezvous import is_loopback
 from processes import in_new_process
 
 CODISTILL = [sys.executable, "-m", "codistill"]
@@ -75,7 +75,7 @@ def test_killed_stopped_and_continued_it_ends_as_if_undisturbed(undisturbed: dic
         output, errors = training.communicate(timeout=120)
     assert training.returncode == 75, errors
     assert "Stopped; everything is saved." in output
-    assert "rank 0 was killed by SIGKILL; all start again from the last checkpoint (restart 1 of 3)" in errors
+    assert "rank 0 was killed by SIGKILL; all ranks restart from the last checkpoint (restart 1 of 3)" in errors
 
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stderr
@@ -119,7 +119,7 @@ def test_whoever_failed_is_named_with_its_exit_code() -> None:
 
 def test_who_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Rank 0 says what is wrong; rank 1 is stopped, and rank 2 deaf to signals."""
-    monkeypatch.setattr("codistill.distributed.launch.PATIENCE_S", 0.5)
+    monkeypatch.setattr("codistill.distributed.launch.GRACE_S", 0.5)
     script = (
         f"echo $$ > {tmp_path}/$RANK; case $RANK in 0) sleep 0.3; exit 2;; 1) kill -STOP $$;; esac; "
         "trap '' TERM; exec sleep 60"
@@ -137,7 +137,7 @@ def test_what_is_wrong_is_said_once_and_not_tried_again(tmp_path: Path) -> None:
     assert ended.returncode == 2
     assert ended.stderr.count("error: ") == 1
     assert f"error: rank 0 (a): {tmp_path} contains files that are not a run's" in ended.stderr
-    assert "start again" not in ended.stderr
+    assert "restart" not in ended.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
@@ -146,7 +146,7 @@ def test_what_is_wrong_is_said_once_and_not_tried_again(tmp_path: Path) -> None:
     [
         (["--nproc=3", "--shards=1"], "3 processes for 2 networks"),
         (["--nproc=0"], "0 processes; give at least 1"),
-        (["--nproc=3", "--split=a,b"], "is for 2 processes or a multiple, and there are 3"),
+        (["--nproc=3", "--split=a,b"], "needs 2 processes or a multiple; there are 3"),
         (["--nproc=2", "--split=a,x"], "unknown network in the split 'x'"),
         (["--split=a,b"], "add --nproc N"),
         (["batch_size=none", "--nproc=2"], "batch_size"),
@@ -182,14 +182,14 @@ def test_a_port_in_use_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
             monkeypatch.setenv(variable, str(value))
         ended = CliRunner().invoke(app, ["train", *TINY, "--timeout=2", "--out", str(tmp_path / "run")])
     assert ended.exit_code == 2
-    assert "error: rank 0 cannot meet the others at localhost" in ended.stderr
+    assert "error: rank 0 cannot meet the other ranks at localhost" in ended.stderr
     assert "its port is in use; choose another" in ended.stderr
 
 
 def test_the_example_is_for_four_processes() -> None:
     example = Path(__file__).parents[2] / "examples" / "four_networks.yaml"
     recipe = recipes.resolve(str(example), [])
-    refuse_misfit(recipe, 4, Wish())
+    check_request(recipe, 4, LayoutRequest())
     assert len(set(recipe.networks.values())) == 4
     assert f"codistill train examples/{example.name} --nproc 4" in example.read_text()
 

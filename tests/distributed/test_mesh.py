@@ -11,7 +11,7 @@ import pytest
 import torch
 from ranks import together
 from safetensors.torch import load_file, save_file
-from test_crew import written_bytes
+from test_group import written_bytes
 from torch import Tensor
 
 from codistill.data.batches import Share
@@ -54,12 +54,11 @@ def training_of(recipe: Recipe, *peers: Any) -> Any:
     return prepare_training(recipe, load(seed=recipe.seed, **recipe.data.model_dump()), prepare(recipe.runtime), *peers)
 
 
-def mesh_of(crew: Any, recipe: Recipe, split: str, shards: int) -> Any:
-    from codistill.distributed.layout import Layout
-    from codistill.distributed.mesh import Mesh
-    from codistill.distributed.split import Split
+def mesh_of(world: Any, recipe: Recipe, split: str, shards: int) -> Any:
+    from codistill.distributed.layout import Layout, Split
+    from codistill.distributed.mesh import MeshPeers
 
-    return Mesh(crew, Layout(Split.parse(split, recipe), shards), recipe)
+    return MeshPeers(world, Layout(Split.parse(split, recipe), shards), recipe)
 
 
 def take_steps(training: Any, count: int) -> None:
@@ -97,10 +96,10 @@ def assert_same_weights(found: Mapping[str, Tensor], cohort: torch.nn.Module) ->
     assert len(found) > 50
 
 
-def step_unsynced(crew: Any, recipe: Recipe, notes: Path) -> None:
-    training = training_of(recipe, mesh_of(crew, recipe, "a+b", 2))
+def step_unsynced(world: Any, recipe: Recipe, notes: Path) -> None:
+    training = training_of(recipe, mesh_of(world, recipe, "a+b", 2))
     take_steps(training, 1)
-    save_file(contiguous(training.cohort), notes / f"{crew.rank}.safetensors")
+    save_file(contiguous(training.cohort), notes / f"{world.rank}.safetensors")
 
 
 def test_without_synchronised_batch_norm_every_share_normalises_itself(tmp_path: Path, float64: None) -> None:
@@ -124,12 +123,12 @@ def test_without_synchronised_batch_norm_every_share_normalises_itself(tmp_path:
         assert_same_weights(load_file(tmp_path / f"{rank}.safetensors"), training.cohort)
 
 
-def step_with_old_predictions(crew: Any, recipe: Recipe, notes: Path) -> None:
-    training = training_of(recipe, mesh_of(crew, recipe, "a,b", 1))
+def step_with_old_predictions(world: Any, recipe: Recipe, notes: Path) -> None:
+    training = training_of(recipe, mesh_of(world, recipe, "a,b", 1))
     take_steps(training, STEPS)
-    save_file(contiguous(training.cohort), notes / f"{crew.rank}.safetensors")
+    save_file(contiguous(training.cohort), notes / f"{world.rank}.safetensors")
     assert training.peers.words[-1] == "predictions one step old"
-    assert (crew.traffic.exchanges, crew.traffic.bytes_sent) == (STEPS, 3 * (33 + 33 + 4) * 10 * 8)
+    assert (world.traffic.exchanges, world.traffic.bytes_sent) == (STEPS, 3 * (33 + 33 + 4) * 10 * 8)
 
 
 def test_predictions_one_step_old(tmp_path: Path, float64: None) -> None:
@@ -161,16 +160,16 @@ def test_predictions_one_step_old(tmp_path: Path, float64: None) -> None:
         assert_same_weights(load_file(tmp_path / f"{rank}.safetensors"), training.cohort)
 
 
-def step_with_a_sick_share(crew: Any, recipe: Recipe, notes: Path) -> None:
+def step_with_a_sick_share(world: Any, recipe: Recipe, notes: Path) -> None:
     """On the second of three steps, a's logits of the second share are not finite: only rank 1 sees it happen."""
-    from codistill.distributed.mesh import digest
+    from codistill.distributed.mesh import checksum
 
-    mesh = mesh_of(crew, recipe, "a,b", 2)
+    mesh = mesh_of(world, recipe, "a,b", 2)
     training = training_of(recipe, mesh)
     run, taken = mesh.run, iter(range(STEPS))
 
     def run_sick(name: str, network: Any, images: Tensor) -> Mapping[str, Tensor]:
-        factor = torch.nan if next(taken) == 1 and crew.rank == 1 else 1.0
+        factor = torch.nan if next(taken) == 1 and world.rank == 1 else 1.0
         return run(name, lambda x, fork: {name: logits * factor for name, logits in network(x, fork).items()}, images)
 
     mesh.run = run_sick
@@ -181,11 +180,11 @@ def step_with_a_sick_share(crew: Any, recipe: Recipe, notes: Path) -> None:
     told = {
         "skipped": training.health.skipped(),
         "images": dict(zip(training.tally.terms, training.tally.sums[1].tolist(), strict=False)),
-        "digest": digest(training.tensors_of(name)),
+        "digest": checksum(training.tensors_of(name)),
         "written": (written_bytes() - before) / STEPS,
         "gradients": 2 * (2 - 1) / 2 * 8 * parameters,
     }
-    (notes / f"{crew.rank}.json").write_text(json.dumps(told))
+    (notes / f"{world.rank}.json").write_text(json.dumps(told))
 
 
 def test_who_is_sick_in_one_share_is_left_out_by_all(tmp_path: Path) -> None:
@@ -223,24 +222,24 @@ def logits_of(training: Any, images: Tensor, turn: Any) -> Mapping[str, Tensor]:
     return PlainWay(training, Functions.of(training, training.cohort, as_it_is)).forward(images, turn)
 
 
-def refuse_everywhere(crew: Any, notes: Path) -> None:
+def refuse_everywhere(world: Any, notes: Path) -> None:
     """Every rank has a file of the same name, and only the last one's holds other weights."""
-    from codistill.distributed.layout import Wish
-    from codistill.distributed.trainer import train_together
+    from codistill.distributed.layout import LayoutRequest
+    from codistill.distributed.trainer import train_rank
 
     recipe, said = plain_recipe(), []
-    for wish in (Wish(shards=2), Wish("a,b"), Wish(shards=1), Wish("a+b", 2)):
+    for request in (LayoutRequest(shards=2), LayoutRequest("a,b"), LayoutRequest(shards=1), LayoutRequest("a+b", 2)):
         with pytest.raises(ValueError) as refused:
-            train_together(recipe, notes / "run", crew, wish=wish)
+            train_rank(recipe, notes / "run", world, request=request)
         said.append(str(refused.value))
-    (notes / f"{crew.rank}").mkdir()
-    os.chdir(notes / f"{crew.rank}")
+    (notes / f"{world.rank}").mkdir()
+    os.chdir(notes / f"{world.rank}")
     weights = contiguous(training_of(recipe).cohort.members["a"].backbone)
-    last = crew.rank == crew.size - 1
+    last = world.rank == world.size - 1
     save_file({name: x + 1 if last and "running_mean" in name else x for name, x in weights.items()}, "a.safetensors")
     with pytest.raises(ValueError) as refused:
-        train_together(recipe.replace(start={"a": "a.safetensors"}), notes / "run", crew)
-    (notes / f"{crew.rank}.json").write_text(json.dumps([*said, str(refused.value)]))
+        train_rank(recipe.replace(start={"a": "a.safetensors"}), notes / "run", world)
+    (notes / f"{world.rank}.json").write_text(json.dumps([*said, str(refused.value)]))
 
 
 def test_what_does_not_fit_is_said_on_every_rank(tmp_path: Path) -> None:
@@ -248,10 +247,10 @@ def test_what_does_not_fit_is_said_on_every_rank(tmp_path: Path) -> None:
     said, *others = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
     assert others == [said, said]
     expected = [
-        "3 processes do not fit a mesh of groups of 2",
-        "split 'a,b' is for 2 processes or a multiple, and there are 3",
-        "3 processes for 2 networks that learn (a, b), each trained by 1; start at most 2",
-        "split 'a+b' with 2 shards is for 2 processes, and there are 3",
+        "3 processes cannot be divided into groups of 2",
+        "split 'a,b' needs 2 processes or a multiple; there are 3",
+        "3 processes for 2 networks that learn (a, b), with 1 per network; start at most 2",
+        "split 'a+b' with 2 shards needs 2 processes; there are 3",
         "network 'a' does not begin with the same weights on ranks 0 and 2; give every host the same file of start.a",
     ]
     for message, beginning in zip(said, expected, strict=True):

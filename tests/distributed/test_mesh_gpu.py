@@ -31,14 +31,14 @@ def one_step() -> Recipe:
     )
 
 
-def train_on_gpu(crew: object, recipe: Recipe, out: Path, shards: int) -> None:
-    from codistill.distributed.crew import Crew
-    from codistill.distributed.layout import Wish
-    from codistill.distributed.trainer import train_together
+def train_on_gpu(world: object, recipe: Recipe, out: Path, shards: int) -> None:
+    from codistill.distributed.group import ProcessGroup
+    from codistill.distributed.layout import LayoutRequest
+    from codistill.distributed.trainer import train_rank
 
-    assert isinstance(crew, Crew)
-    train_together(recipe, out, crew, wish=Wish(shards=shards))
-    crew.leave()
+    assert isinstance(world, ProcessGroup)
+    train_rank(recipe, out, world, request=LayoutRequest(shards=shards))
+    world.shutdown()
 
 
 def tensors(out: Path) -> dict[str, Tensor]:
@@ -50,7 +50,7 @@ def tensors(out: Path) -> dict[str, Tensor]:
     [
         (1, "replicated", "2 ranks: a | b", 1e-5),
         (2, "replicated", "2 ranks, 1 × 2: a, b", 5e-3),
-        (2, "sharded", "2 ranks, 1 × 2: a, b, weights in pieces", 5e-3),
+        (2, "sharded", "2 ranks, 1 × 2: a, b, sharded weights", 5e-3),
     ],
 )
 def test_as_in_one_process(shards: int, weights: str, mesh: str, close: float, tmp_path: Path) -> None:

@@ -6,8 +6,7 @@ import pytest
 from ranks import recipe_of
 
 from codistill.data.load import load
-from codistill.distributed.layout import Layout, Wish, refuse_misfit
-from codistill.distributed.split import Split
+from codistill.distributed.layout import Layout, LayoutRequest, Split, check_request
 from codistill.distributed.trainer import count_flops
 from codistill.recipes.schema import Recipe
 from tiny import tiny_recipe
@@ -47,7 +46,7 @@ def test_a_teacher_lives_with_a_learner() -> None:
 
 def test_words_and_places() -> None:
     split = Split.parse("c + a,b", recipe_of(3))
-    assert Layout(split).words == "2 ranks: a, c | b"
+    assert str(Layout(split)) == "2 ranks: a, c | b"
     assert [split.group_of(name) for name in "abc"] == [0, 1, 0]
 
 
@@ -58,16 +57,16 @@ def test_words_and_places() -> None:
         ("a,b,c+a", "names 'a' 2 times"),
         ("a,b,cc", "unknown network in the split 'cc'"),
         ("a,b,", "unknown network in the split ''"),
-        ("a,b+c", "is for 2 processes or a multiple, and there are 3"),
+        ("a,b+c", "needs 2 processes or a multiple; there are 3"),
     ],
 )
 def test_wrong_splits_say_what_is_wrong(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        refuse_misfit(recipe_of(3), 3, Wish(text))
+        check_request(recipe_of(3), 3, LayoutRequest(text))
 
 
 def test_a_rank_of_teachers_only_is_refused() -> None:
-    with pytest.raises(ValueError, match="t only teaches, and a rank must have a network that learns"):
+    with pytest.raises(ValueError, match="t only teaches, and every group needs a network that learns"):
         Split.parse("t,s", taught())
 
 
@@ -76,4 +75,4 @@ def test_a_rank_of_teachers_only_is_refused() -> None:
 )
 def test_too_many_processes(ranks: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        refuse_misfit(recipe_of(3), ranks, Wish(shards=1))
+        check_request(recipe_of(3), ranks, LayoutRequest(shards=1))

@@ -72,7 +72,7 @@ def test_a_cut_cable_ends_both_and_the_same_command_continues(hosts: None, tmp_p
     ip("link", "set", "cable", "down", host="codistill0")
     said = [rank.communicate(timeout=120)[1] for rank in ranks]
     assert [rank.returncode == 0 for rank in ranks] == [False, False], said
-    assert "warning: the processes meet at 10.77.0.1" in said[0]
+    assert "warning: the ranks meet at 10.77.0.1" in said[0]
     assert "rank 1 (b)" in said[0].splitlines()[-1]
     assert not (out / "result.json").exists()
 

@@ -95,11 +95,11 @@ def train(
 
     Ctrl-C (or SIGTERM or SIGUSR1) saves and stops. The same command continues exactly where the run stopped.
     """
-    from codistill.cli.together import Spread, train
-    from codistill.distributed.layout import Wish
+    from codistill.cli.processes import LaunchOptions, train
+    from codistill.distributed.layout import LayoutRequest
 
-    spread = Spread(nproc, Wish(split, shards), timeout, restarts)
-    raise typer.Exit(train(source, changes, out, spread, quiet=quiet, trackers=track or []))
+    options = LaunchOptions(nproc, LayoutRequest(split, shards), timeout, restarts)
+    raise typer.Exit(train(source, changes, out, options, quiet=quiet, trackers=track or []))
 
 
 @command()

@@ -1,1 +1,1 @@
-"""One training in several processes: each holds some of the networks, and they exchange predictions, not gradients."""
+"""Trains one cohort in several processes, which exchange predictions instead of gradients."""

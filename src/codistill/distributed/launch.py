@@ -1,7 +1,8 @@
-"""Start the processes of a training on this machine, watch over them, and start them again when one is killed.
+"""Starts the ranks of a training on this machine, watches them, and restarts all when one is killed.
 
-As torchrun does, with two differences: what listens does so on the loopback interface only, and a process that ends
-with a message about wrong input is not started again to say it once more.
+Torch's launcher (torchrun) starts the same ranks, and several hosts need it. Here it is replaced because its store
+listens on every interface, it retries wrong input, and it signals the surviving ranks before they can report; see
+docs/design.md. Imports torch only to start ranks: every ``codistill train`` asks whether it is a rank.
 """
 
 import os
@@ -15,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
-from codistill.distributed.joining import LAUNCHER
 from codistill.hardware import cores
 from codistill.log import log
 from codistill.runs.files import RunError
@@ -23,72 +23,85 @@ from codistill.runs.files import RunError
 LOOPBACK = "127.0.0.1"
 WRONG_INPUT = 2
 POLL_S = 0.05
-PATIENCE_S = 10.0
-"""For the others to end when one has failed; then they are killed."""
+GRACE_S = 10.0
+"""How long the other ranks may take to end after one has failed; then they are killed."""
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+LAUNCHER = "CODISTILL_LAUNCHER"
+"""Holds the process ID of ``codistill train --nproc``; its ranks stop when it has died."""
+
+
+def is_rank() -> bool:
+    """Whether a launcher has started this process as one of several ranks."""
+    return all(name in os.environ for name in RANK_VARIABLES) and os.environ["WORLD_SIZE"] != "1"
+
+
+def is_orphaned() -> bool:
+    """Whether this rank's launcher has died."""
+    launcher = os.environ.get(LAUNCHER)
+    return launcher is not None and launcher != str(os.getppid())
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How the processes of one attempt ended: exit codes by rank, as ``subprocess`` has them."""
+class ExitCodes:
+    """Exit codes of one attempt by rank, as ``subprocess`` returns them: negative for signals."""
 
-    codes: Mapping[int, int]
-
-    @property
-    def well(self) -> bool:
-        return not any(self.codes.values())
+    by_rank: Mapping[int, int]
 
     @property
-    def hopeless(self) -> bool:
-        """Somebody said what is wrong, and it would be wrong again."""
-        return WRONG_INPUT in self.codes.values()
+    def is_success(self) -> bool:
+        return not any(self.by_rank.values())
 
     @property
-    def words(self) -> str:
-        """The causes; those that only lost a peer, or were ended for it, are left out if there are others."""
-        killed = {rank: code for rank, code in self.codes.items() if code < 0 and code != -signal.SIGTERM}
-        failed = killed or {rank: code for rank, code in self.codes.items() if code}
-        return "; ".join(f"rank {rank} {_how(code)}" for rank, code in failed.items())
+    def is_wrong_input(self) -> bool:
+        """Whether a rank has reported wrong input, which a restart would not change."""
+        return WRONG_INPUT in self.by_rank.values()
+
+    def __str__(self) -> str:
+        """Names the causes: ranks that were killed, or else those that failed; not those that lost a peer."""
+        killed = {rank: code for rank, code in self.by_rank.items() if code < 0 and code != -signal.SIGTERM}
+        failed = killed or {rank: code for rank, code in self.by_rank.items() if code}
+        return "; ".join(f"rank {rank} {_describe(code)}" for rank, code in failed.items())
 
 
-def _how(code: int) -> str:
+def _describe(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
 def launch(command: Sequence[str], processes: int, restarts: int, stop: Callable[[], bool]) -> int:
-    """Run ``command`` in every process until all end well or stop; else the exit code of who said what is wrong."""
+    """Runs ``command`` on every rank until all succeed or stop; returns 0, or 2 where a rank reports wrong input."""
     for attempt in range(restarts + 1):
-        ended = attempt_once(command, processes, stop)
-        if ended.well:
+        codes = run_once(command, processes, stop)
+        if codes.is_success:
             return 0
-        if ended.hopeless:
+        if codes.is_wrong_input:
             return WRONG_INPUT
-        if stop():  # it came before all could hear it: there is nothing to save that a checkpoint lacks
-            log.warning("%s while stopping; what was saved before is intact", ended.words)
+        if stop():  # before the ranks could handle the signal: the last checkpoint has everything
+            log.warning("%s while stopping; what was saved before is intact", codes)
             return 0
         if attempt < restarts:
             log.warning(
-                "%s; all start again from the last checkpoint (restart %d of %d)", ended.words, attempt + 1, restarts
+                "%s; all ranks restart from the last checkpoint (restart %d of %d)", codes, attempt + 1, restarts
             )
-    raise RunError(f"{ended.words}; what was saved is intact, and the same command continues")
+    raise RunError(f"{codes}; what was saved is intact, and the same command continues")
 
 
-def attempt_once(command: Sequence[str], processes: int, stop: Callable[[], bool]) -> Ended:
-    with meeting_place() as port:
-        started = [
-            subprocess.Popen(command, env=place(rank, processes, port), start_new_session=True)
+def run_once(command: Sequence[str], processes: int, stop: Callable[[], bool]) -> ExitCodes:
+    with local_store() as port:
+        ranks = [
+            subprocess.Popen(command, env=rank_environment(rank, processes, port), start_new_session=True)
             for rank in range(processes)
         ]
         try:
-            return watch(started, stop)
+            return watch(ranks, stop)
         finally:
-            for process in started:
+            for process in ranks:
                 process.kill()
                 process.wait()
 
 
 @contextmanager
-def meeting_place() -> Iterator[int]:
-    """A store on a free port that only this machine reaches. It is here, so that it outlives every rank."""
+def local_store() -> Iterator[int]:
+    """Opens a store on a free port of the loopback interface. It is in the launcher, so it outlives every rank."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     with socket.socket() as listening:
@@ -101,14 +114,14 @@ def meeting_place() -> Iterator[int]:
             is_master=True,
             wait_for_workers=False,
             master_listen_fd=os.dup(listening.fileno()),
-            timeout=timedelta(seconds=PATIENCE_S),
+            timeout=timedelta(seconds=GRACE_S),
         )
     yield port
     del store
 
 
-def place(rank: int, processes: int, port: int) -> dict[str, str]:
-    """The environment that torchrun would give. Threads share the cores, unless somebody has said how many."""
+def rank_environment(rank: int, processes: int, port: int) -> dict[str, str]:
+    """Returns torchrun's variables. The ranks divide the cores, unless OMP_NUM_THREADS is set."""
     return {
         "OMP_NUM_THREADS": str(max(1, cores() // processes)),
         **os.environ,
@@ -124,32 +137,27 @@ def place(rank: int, processes: int, port: int) -> dict[str, str]:
     }
 
 
-def watch(started: Sequence[subprocess.Popen[bytes]], stop: Callable[[], bool]) -> Ended:
-    """Until all have ended, or one has failed and the others have had time to say so."""
-    told = False
-    while any(process.poll() is None for process in started):
-        if stop() and not told:
-            told = True
-            _tell(started)
-        if any(process.poll() for process in started):
-            _wait_for_the_others(started)
+def watch(ranks: Sequence[subprocess.Popen[bytes]], stop: Callable[[], bool]) -> ExitCodes:
+    """Waits until all ranks have ended, or one has failed and the others have had time to report it."""
+    has_signalled = False
+    while any(process.poll() is None for process in ranks):
+        if stop() and not has_signalled:
+            has_signalled = True
+            for process in ranks:
+                if process.poll() is None:
+                    process.terminate()  # the rank saves and stops
+        if any(process.poll() for process in ranks):
+            _end_others(ranks)
             break
         time.sleep(POLL_S)
-    return Ended({rank: process.wait() for rank, process in enumerate(started)})
+    return ExitCodes({rank: process.wait() for rank, process in enumerate(ranks)})
 
 
-def _wait_for_the_others(started: Sequence[subprocess.Popen[bytes]]) -> None:
-    """They notice by themselves that one is gone, and say it; who is busy elsewhere, or stopped, is ended."""
-    until = time.monotonic() + PATIENCE_S
-    while any(process.poll() is None for process in started) and time.monotonic() < until:
+def _end_others(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Lets the others notice the failure and report it; kills those that are stopped or busy elsewhere."""
+    deadline = time.monotonic() + GRACE_S
+    while any(process.poll() is None for process in ranks) and time.monotonic() < deadline:
         time.sleep(POLL_S)
-    for process in started:
+    for process in ranks:
         if process.poll() is None:
             process.kill()
-
-
-def _tell(started: Sequence[subprocess.Popen[bytes]]) -> None:
-    """That they shall save and stop."""
-    for process in started:
-        if process.poll() is None:
-            process.terminate()

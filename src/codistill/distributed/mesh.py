@@ -1,9 +1,6 @@
-"""A training's peers where there are some: a torch ``DeviceMesh`` of the axes ``cohort`` and ``data``.
+"""The engine's ``Peers`` in a process group: a torch ``DeviceMesh`` with the axes ``cohort`` and ``data``."""
 
-With ``crew`` this is what knows ranks; the engine sees ``Peers``.
-"""
-
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from hashlib import sha256
@@ -15,12 +12,16 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from codistill.cohort import Cohort
 from codistill.data.batches import Draws, Share
-from codistill.distributed.batchnorm import share_batch_norms
-from codistill.distributed.crew import Crew
+from codistill.distributed.data_parallel import (
+    DataParallelGroup,
+    GradientSync,
+    RunningStatistics,
+    convert_sync_batchnorm,
+)
+from codistill.distributed.exchange import PREDICTIONS
+from codistill.distributed.group import ProcessGroup
 from codistill.distributed.layout import Layout
-from codistill.distributed.pieces import Pieces, parts_of
-from codistill.distributed.predictions import Fresh, OneStepOld, Predictions
-from codistill.distributed.sharing import Gradients, RunningStatistics, Sharers
+from codistill.distributed.sharded import ShardedParams, submodules
 from codistill.engine.fast.sections import Network
 from codistill.engine.optim import MovingAverage
 from codistill.engine.peers import Look
@@ -28,139 +29,137 @@ from codistill.networks.backbone import Backbone
 from codistill.recipes.schema import Recipe
 from codistill.runs.weights import average_key, cohort_key
 
-PREDICTIONS: dict[str, Callable[[Crew, Mapping[str, int]], Predictions]] = {"fresh": Fresh, "one_step_old": OneStepOld}
 
-
-class Mesh:
-    """``Peers`` of a process whose place ``layout`` knows."""
+class MeshPeers:
+    """``Peers`` of one rank: exchanges predictions along ``cohort`` and reduces gradients along ``data``."""
 
     recordable = False
 
-    def __init__(self, crew: Crew, layout: Layout, recipe: Recipe, device_type: str = "cpu") -> None:
-        self.crew, self.layout, self.recipe = crew, layout, recipe
-        crew.layout = layout
-        self.share = Share(layout.share_of(crew.rank), layout.shards)
-        whereabouts = {
+    def __init__(self, world: ProcessGroup, layout: Layout, recipe: Recipe, device_type: str = "cpu") -> None:
+        self.world, self.layout, self.recipe = world, layout, recipe
+        world.layout = layout
+        self.share = Share(layout.shard_of(world.rank), layout.shards)
+        owners = {
             f"{name}/{exit_name}": layout.rank_of(name, self.share.index)
             for name in recipe.networks
             for exit_name in ("final", *recipe.graph.exits[name])
         }
-        self.predictions = PREDICTIONS[recipe.processes.predictions](crew, whereabouts)
-        self.sharers: Sharers | None = None
-        self.pieces: Pieces | None = None
-        self.gradients: Gradients | None = None
+        self.predictions = PREDICTIONS[recipe.processes.predictions](world, owners)
+        self.data_parallel: DataParallelGroup | None = None
+        self.sharded: ShardedParams | None = None
+        self.gradient_sync: GradientSync | None = None
         self.statistics: RunningStatistics | None = None
         if layout.shards > 1:
-            sharers = device_mesh(crew, layout, device_type)["data"]
-            self.sharers = Sharers(crew, sharers.get_group())
-            self.pieces = Pieces(self.sharers, sharers) if recipe.processes.weights == "sharded" else None
+            mesh = build_device_mesh(world, layout, device_type)["data"]
+            self.data_parallel = DataParallelGroup(world, mesh.get_group())
+            self.sharded = ShardedParams(self.data_parallel, mesh) if recipe.processes.weights == "sharded" else None
 
     @property
     def words(self) -> tuple[str, ...]:
-        weights = ("weights in pieces",) if self.pieces else ()
-        return (self.layout.words, *weights, *self.predictions.words)
+        weights = ("sharded weights",) if self.sharded else ()
+        return (str(self.layout), *weights, *self.predictions.words)
 
     def holds(self, network: str) -> bool:
-        return network in self.layout.networks_of(self.crew.rank)
+        return network in self.layout.networks_of(self.world.rank)
 
     def adopt(self, cohort: Cohort, average: MovingAverage | None) -> None:
         self.cohort = cohort
-        if self.sharers is None:
+        if self.data_parallel is None:
             return
-        self._refuse_other_weights(cohort)
+        self._check_equal_weights(cohort)
         if self.recipe.processes.sync_batchnorm:
-            share_batch_norms(cohort, self.sharers)
+            convert_sync_batchnorm(cohort, self.data_parallel)
         else:
             learning = [
                 member for name, member in cohort.members.items() if name in self.recipe.graph.learning_networks
             ]
-            self.statistics = RunningStatistics(torch.nn.ModuleList(learning), self.sharers)
-        if self.pieces:
-            self._cut(self.pieces, cohort, average)
+            self.statistics = RunningStatistics(torch.nn.ModuleList(learning), self.data_parallel)
+        if self.sharded:
+            self._shard(self.sharded, cohort, average)
         else:
-            self.gradients = Gradients(cohort, self.sharers)
+            self.gradient_sync = GradientSync(cohort, self.data_parallel)
 
-    def _cut(self, pieces: Pieces, cohort: Cohort, average: MovingAverage | None) -> None:
+    def _shard(self, sharded: ShardedParams, cohort: Cohort, average: MovingAverage | None) -> None:
         for name, member in cohort.members.items():
-            pieces.cut(member, [*parts_of(member.backbone), *member.heads.values()], cohort_key(name))
+            sharded.shard(member, [*submodules(member.backbone), *member.heads.values()], cohort_key(name))
         for name, backbone in average.backbones.items() if average else ():
             assert isinstance(backbone, Backbone)
-            pieces.cut(backbone, parts_of(backbone), average_key(name))
+            sharded.shard(backbone, submodules(backbone), average_key(name))
 
     def held(self, tensor: Tensor) -> Tensor:
-        return self.pieces.held(tensor) if self.pieces else tensor
+        return self.sharded.local(tensor) if self.sharded else tensor
 
     def norms_of_whole(self, norms_N: Tensor, order: float) -> Tensor:
-        return self.pieces.norms(norms_N, order) if self.pieces else norms_N
+        return self.sharded.full_norms(norms_N, order) if self.sharded else norms_N
 
-    def collect(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Everybody's, whole, at the leader; elsewhere nothing."""
-        return self.crew.collect(self.pieces.joined(tensors) if self.pieces else tensors)
+    def gather_tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Returns all ranks' tensors, unsharded, at the root; elsewhere nothing."""
+        return self.world.gather_tensors(self.sharded.unshard(tensors) if self.sharded else tensors)
 
-    def hand_out(self, wanted: Sequence[str], whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Of the leader's tensors what belongs here."""
-        mine = self.crew.hand_out(wanted, whole)
-        return self.pieces.cut_out(mine) if self.pieces else mine
+    def scatter_tensors(self, names: Sequence[str], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Returns on every rank those of the root's tensors that it names, or its shards of them."""
+        mine = self.world.scatter_tensors(names, tensors)
+        return self.sharded.reshard(mine) if self.sharded else mine
 
     def following(self, batches: Iterable[Draws], look: Look) -> Iterable[Draws]:
         return self.predictions.following(batches, look)
 
     def run(self, name: str, network: Network, images: Tensor) -> Mapping[str, Tensor]:
-        with self.crew.overhearing():  # synchronised batch norm
+        with self.world.translate_gloo_errors():  # synchronised batch norm communicates
             return self.predictions.run(name, self.cohort.members[name], network, images)
 
     def exchange(self, logits: Mapping[str, Tensor], names: Sequence[str]) -> Mapping[str, Tensor]:
         return self.predictions.exchange(logits, names)
 
     def agreed(self, flags: Tensor) -> Tensor:
-        # Who has failed saves what it can, and nobody answers any more.
-        return self.sharers.agreed(flags) if self.sharers and not self.crew.failed else flags
+        # A rank that has failed saves what it can; the others no longer answer.
+        return self.data_parallel.all(flags) if self.data_parallel and not self.world.has_failed else flags
 
     def summed(self, numbers: Tensor) -> Tensor:
-        return self.sharers.summed(numbers) if self.sharers else numbers
+        return self.data_parallel.all_reduce(numbers) if self.data_parallel else numbers
 
     def completing(self, *, share_of_batch: float, updates: bool) -> AbstractContextManager[object]:
-        return self._completing(share_of_batch, updates) if self.sharers else nullcontext()
+        return self._completing(share_of_batch, updates) if self.data_parallel else nullcontext()
 
     @contextmanager
     def _completing(self, share_of_batch: float, updates: bool) -> Iterator[None]:
-        adding = self.pieces or self.gradients
-        with self.crew.overhearing(), adding.added() if adding and updates else nullcontext():
+        sync = self.sharded or self.gradient_sync
+        with self.world.translate_gloo_errors(), sync.reduce() if sync and updates else nullcontext():
             yield
         if self.statistics:
             self.statistics.average(share_of_batch)
 
     def merged(self, by_network: Mapping[str, int]) -> dict[str, int]:
-        return {name: number for theirs in self.crew.gather(dict(by_network)) for name, number in theirs.items()}
+        return {name: number for theirs in self.world.all_gather(dict(by_network)) for name, number in theirs.items()}
 
-    def _refuse_other_weights(self, cohort: Cohort) -> None:
-        """Whoever shares a network must begin with the same weights; files of start= may differ between hosts."""
-        digests = self.crew.gather({name: digest(member.state_dict()) for name, member in cohort.members.items()})
+    def _check_equal_weights(self, cohort: Cohort) -> None:
+        """Raises where ranks of a group begin with different weights: files of start= may differ between hosts."""
+        checksums = self.world.all_gather({name: checksum(x.state_dict()) for name, x in cohort.members.items()})
         for rank in range(self.layout.size):
-            first = self.layout.sharers_of(rank)[0]
-            for name, found in digests[rank].items():
-                if found != digests[first][name]:
+            first = self.layout.group_ranks(rank)[0]
+            for name, found in checksums[rank].items():
+                if found != checksums[first][name]:
                     raise ValueError(
                         f"network {name!r} does not begin with the same weights on ranks {first} and {rank}; give "
                         f"every host the same file of start.{name}"
                     )
 
 
-def device_mesh(crew: Crew, layout: Layout, device_type: str) -> DeviceMesh:
-    """Its groups are made here, because torch would make them without our timeout."""
+def build_device_mesh(world: ProcessGroup, layout: Layout, device_type: str) -> DeviceMesh:
+    """Returns a mesh of groups that are created here, because torch would create them with its default timeout."""
     ranks = torch.arange(layout.size).view(-1, layout.shards)
-    timeout = timedelta(seconds=crew.timeout_s)
+    timeout = timedelta(seconds=world.timeout_s)
     mine: list[dist.ProcessGroup] = []
-    with crew.talking():
-        for axis in (ranks.T, ranks):  # along the cohort those with the same share, along the data the sharers
+    with world.translate_errors():
+        for axis in (ranks.T, ranks):  # cohort: ranks with the same shard; data: ranks with the same networks
             for row in axis.tolist():
                 group = dist.new_group(row, timeout=timeout, backend="gloo")
-                if crew.rank in row:
+                if world.rank in row:
                     mine.append(group)
         return DeviceMesh.from_group(mine, device_type, mesh=ranks, mesh_dim_names=("cohort", "data"))
 
 
-def digest(tensors: Mapping[str, Tensor]) -> str:
+def checksum(tensors: Mapping[str, Tensor]) -> str:
     content = sha256()
     for name in sorted(tensors):
         content.update(tensors[name].detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)

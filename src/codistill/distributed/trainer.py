@@ -1,4 +1,4 @@
-"""The loop of one process among several: the engine's own, with a part of the cohort."""
+"""Trains one rank's part of the cohort, with the engine's own loop."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,10 +11,10 @@ import torch
 from codistill import __version__
 from codistill.data.batches import AugmentSettings
 from codistill.data.images import ImageData
-from codistill.distributed.crew import LEADER, Crew, LostPeerError, SilentPeerError
-from codistill.distributed.keeping import FollowingRun, LeadingRun
-from codistill.distributed.layout import Layout, Wish, chosen_layout, loads, refuse_misfit
-from codistill.distributed.mesh import Mesh
+from codistill.distributed.group import ROOT, LostPeerError, PeerTimeoutError, ProcessGroup
+from codistill.distributed.layout import Layout, LayoutRequest, check_request, choose_layout, rank_loads
+from codistill.distributed.mesh import MeshPeers
+from codistill.distributed.run_io import PeerRunIO, RootRunIO
 from codistill.engine.checks import load_images
 from codistill.engine.run import Run, RunStorage
 from codistill.engine.runtime import prepared
@@ -28,74 +28,76 @@ from codistill.recipes.schema import Recipe
 from codistill.runs.files import RunError, to_json
 from codistill.runs.folder import RunFolder
 
-ANY = Wish()
+BY_COST = LayoutRequest()
 
 
-class DisagreementError(RunError):
-    """The ranks were not started for the same training; every rank says the same."""
+class RankMismatchError(RunError):
+    """The ranks were not started for the same training; every rank raises the same message."""
 
 
-def unconcerned(progress: Progress) -> None:
+def ignore_progress(progress: Progress) -> None:
     pass
 
 
-def train_together(
+def train_rank(
     recipe: Recipe,
     out: str | Path,
-    crew: Crew,
+    world: ProcessGroup,
     *,
-    wish: Wish = ANY,
+    request: LayoutRequest = BY_COST,
     data: ImageData | None = None,
     stop: Callable[[], bool] = never,
     heartbeat: Callable[[Position, TrainingSchedule], None] = ignore,
-    show: Callable[[Progress], None] = unconcerned,
+    show: Callable[[Progress], None] = ignore_progress,
 ) -> None:
-    """``engine.trainer.train`` in every process of the crew, to the end or until somebody's ``stop`` says so.
+    """Does ``engine.trainer.train`` on every rank of the group, to the end or until ``stop`` is true on one of them.
 
-    ``wish`` says how the crew is laid out, as far as somebody has said it; the rest is chosen by cost. Only the leader
-    touches ``out``.
+    What ``request`` leaves open in the layout is chosen by FLOPs. Only rank 0 touches ``out``.
     """
     try:
-        _train(recipe, RunFolder(Path(out)), crew, wish, data, stop, heartbeat, show)
-    except (LostPeerError, SilentPeerError):
+        _train(recipe, RunFolder(Path(out)), world, request, data, stop, heartbeat, show)
+    except (LostPeerError, PeerTimeoutError):
         raise
     except BaseException as error:
-        crew.note_failure(str(error) or type(error).__name__)
+        world.report_failure(str(error) or type(error).__name__)
         raise
 
 
 def _train(
     recipe: Recipe,
     folder: RunFolder,
-    crew: Crew,
-    wish: Wish,
+    world: ProcessGroup,
+    request: LayoutRequest,
     data: ImageData | None,
     stop: Callable[[], bool],
     heartbeat: Callable[[Position, TrainingSchedule], None],
     show: Callable[[Progress], None],
 ) -> None:
-    refuse_misfit(recipe, crew.size, wish)
+    check_request(recipe, world.size, request)
     data = load_images(recipe, data)
-    refuse_disagreement(crew, recipe, data, wish)
-    if crew.anybody(crew.leads and folder.is_finished(recipe)):
+    check_agreement(world, recipe, data, request)
+    if world.any(world.is_root and folder.is_finished(recipe)):
         log.info("%s is finished already", folder.path)
         return
     timetable = TrainingSchedule.of(recipe, len(data.train))
     with prepared(recipe.runtime) as machine:
         flops = count_flops(recipe, data)
-        layout = chosen_layout(flops, recipe, crew.size, wish)
-        refuse_unevaluated(data, layout)
-        mesh = Mesh(crew, layout, recipe, machine.device.type)
+        layout = choose_layout(flops, recipe, world.size, request)
+        check_evaluation(data, layout)
+        mesh = MeshPeers(world, layout, recipe, machine.device.type)
         training = prepare_training(recipe, data, machine, mesh)
-        with opened(mesh, folder, recipe, data) as run:
-            by_rank = loads(layout, flops)
-            shares = ", ".join(f"{load / sum(by_rank):.0%}" for load in by_rank)
+        with open_run_io(mesh, folder, recipe, data) as run_io:
+            loads = rank_loads(layout, flops)
+            shares = ", ".join(f"{load / sum(loads):.0%}" for load in loads)
             log.info("--split %s --shards %d: FLOPs by rank %s", layout.split, layout.shards, shares)
-            if crew.leads and recipe.processes.weights == "sharded" and layout.shards == 1:
-                log.warning("processes.weights=sharded, but nobody shares a batch, so each holds all; see --shards")
-            for progress in run_training(training, timetable, run, lambda: crew.anybody(stop()), heartbeat):
+            if world.is_root and recipe.processes.weights == "sharded" and layout.shards == 1:
+                log.warning(
+                    "processes.weights=sharded has no effect with one shard: every rank holds its networks; "
+                    "see --shards"
+                )
+            for progress in run_training(training, timetable, run_io, lambda: world.any(stop()), heartbeat):
                 show(progress)
-            log.info("%s %s", crew.name(crew.rank), crew.traffic.words)
+            log.info("%s %s", world.describe(world.rank), world.traffic)
 
 
 def count_flops(recipe: Recipe, data: ImageData) -> dict[str, float]:
@@ -109,43 +111,44 @@ def count_flops(recipe: Recipe, data: ImageData) -> dict[str, float]:
 
 
 @contextmanager
-def opened(mesh: Mesh, folder: RunFolder, recipe: Recipe, data: ImageData) -> Iterator[RunStorage]:
-    if not mesh.crew.leads:
-        yield FollowingRun(mesh)
+def open_run_io(mesh: MeshPeers, folder: RunFolder, recipe: Recipe, data: ImageData) -> Iterator[RunStorage]:
+    if not mesh.world.is_root:
+        yield PeerRunIO(mesh)
         return
     with Run.open(folder, recipe, data) as run:
-        yield LeadingRun(run, mesh)
+        yield RootRunIO(run, mesh)
 
 
-def refuse_unevaluated(data: ImageData, layout: Layout) -> None:
+def check_evaluation(data: ImageData, layout: Layout) -> None:
+    """Raises where a shard would have no image to evaluate."""
     for split, images in data.splits.items():
         if len(images) < layout.shards:
             raise ValueError(
-                f"{layout.shards} processes share {len(images)} {split} images, so some have none to evaluate; "
-                f"give at most {len(images)} --shards"
+                f"{layout.shards} shards of {len(images)} {split} images: some would have none to evaluate; give at "
+                f"most {len(images)} --shards"
             )
 
 
-def refuse_disagreement(crew: Crew, recipe: Recipe, data: ImageData, wish: Wish) -> None:
-    """Everybody compares everybody with the leader, so that all stop with the same message."""
+def check_agreement(world: ProcessGroup, recipe: Recipe, data: ImageData, request: LayoutRequest) -> None:
+    """Raises on every rank, with the same message, where the ranks' recipes, versions, data or layouts differ."""
     mine = {
         "codistill": __version__,
         "torch": torch.__version__,
-        "layout": wish.words,
+        "layout": str(request),
         "data": sha256(to_json(data.report).encode()).hexdigest(),
         "recipe": recipe.model_dump(mode="json"),
     }
-    leaders, *others = crew.gather(mine)
-    for rank, theirs in enumerate(others, start=LEADER + 1):
-        if lines := list(_differences(leaders, theirs)):
-            raise DisagreementError(
-                f"rank {rank} was started for another training than rank {LEADER}:\n  " + "\n  ".join(lines) + "\n"
+    root, *others = world.all_gather(mine)
+    for rank, theirs in enumerate(others, start=ROOT + 1):
+        if lines := list(_differences(root, theirs)):
+            raise RankMismatchError(
+                f"rank {rank} was started for another training than rank {ROOT}:\n  " + "\n  ".join(lines) + "\n"
                 "Start every rank with the same command, the same versions and the same data"
             )
 
 
-def _differences(leaders: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[str]:
-    for key, value in leaders.items():
+def _differences(root: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in root.items():
         if theirs[key] == value:
             continue
         if key == "recipe":

@@ -12,20 +12,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from codistill.distributed.batchnorm import SharedBatchNorm, share_batch_norms
+from codistill.distributed.data_parallel import CpuSyncBatchNorm, convert_sync_batchnorm
 from codistill.networks.layers import BatchNorm2d
 
 CHANNELS = 4
 
 
 class Threads:
-    """``Sharers`` of one thread among some."""
+    """``DataParallelGroup`` of one thread."""
 
     def __init__(self, index: int, table: list[Tensor], barrier: Barrier) -> None:
-        self.index, self.count, self.table, self.barrier = index, len(table), table, barrier
+        self.rank, self.size, self.table, self.barrier = index, len(table), table, barrier
 
-    def summed(self, numbers: Tensor) -> Tensor:
-        self.table[self.index] = numbers
+    def all_reduce(self, numbers: Tensor) -> Tensor:
+        self.table[self.rank] = numbers
         self.barrier.wait()
         total = torch.stack(self.table).sum(0)
         self.barrier.wait()
@@ -37,7 +37,7 @@ def run_shared(norm: Any, images: Tensor, factors: Tensor, sizes: list[int]) -> 
     table, barrier = [torch.zeros(())] * len(sizes), Barrier(len(sizes), timeout=30)
 
     def run(index: int, share: Tensor, factor: Tensor) -> tuple[Any, Tensor, Tensor]:
-        layer = SharedBatchNorm(deepcopy(norm), Threads(index, table, barrier))  # type: ignore[arg-type]
+        layer = CpuSyncBatchNorm(deepcopy(norm), Threads(index, table, barrier))  # type: ignore[arg-type]
         x = share.clone().requires_grad_()
         out = layer(x)
         (out.relu() * factor).sum().backward()
@@ -80,7 +80,7 @@ def test_every_layer_is_replaced_and_keeps_its_tensors() -> None:
     x = torch.randn(4, 3, 6, 6)
     module.eval()
     expected = module(x)
-    assert share_batch_norms(module, Threads(0, [torch.zeros(())], Barrier(1))) == 2  # type: ignore[arg-type]
+    assert convert_sync_batchnorm(module, Threads(0, [torch.zeros(())], Barrier(1))) == 2  # type: ignore[arg-type]
     after = dict(module.named_parameters()) | dict(module.named_buffers())
     assert after.keys() == before.keys()
     assert all(after[name] is before[name] for name in before)

@@ -37,13 +37,13 @@ def shared_recipe(variant: str = "dcm", **changes: Any) -> Recipe:
     return tiny_recipe(**{**settings, **VARIANTS[variant], **changes})
 
 
-def train_meshed(crew: Any, recipe: Recipe, out: Path, shards: int | None, stop_after: int | None = None) -> None:
-    from codistill.distributed.layout import Wish
-    from codistill.distributed.trainer import train_together
+def train_meshed(world: Any, recipe: Recipe, out: Path, shards: int | None, stop_after: int | None = None) -> None:
+    from codistill.distributed.layout import LayoutRequest
+    from codistill.distributed.trainer import train_rank
 
     torch.set_default_dtype(torch.float64)
-    train_together(recipe, out, crew, wish=Wish(shards=shards), stop=after(stop_after))
-    crew.leave()
+    train_rank(recipe, out, world, request=LayoutRequest(shards=shards), stop=after(stop_after))
+    world.shutdown()
 
 
 def train_alone(recipe: Recipe, out: Path, stop_after: int | None = None) -> None:

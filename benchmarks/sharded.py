@@ -1,6 +1,6 @@
 """What `processes.weights=sharded` saves and costs: a network in D processes that share its batches.
 
-    python benchmarks/pieces.py --network wrn-28-10 --processes 1 2 4 --batch-size 4 --steps 2
+    python benchmarks/sharded.py --network wrn-28-10 --processes 1 2 4 --batch-size 4 --steps 2
 
 Bytes held are those of weights, momentum and moving average after a step, with heads; the rest is as in distributed.py.
 """
@@ -9,10 +9,9 @@ import argparse
 from typing import NamedTuple
 
 from codistill.data.load import load
-from codistill.distributed.crew import Crew
-from codistill.distributed.layout import Layout
-from codistill.distributed.mesh import Mesh
-from codistill.distributed.split import Split
+from codistill.distributed.group import ProcessGroup
+from codistill.distributed.layout import Layout, Split
+from codistill.distributed.mesh import MeshPeers
 from codistill.engine.peers import ALONE
 from codistill.engine.runtime import prepare
 from codistill.engine.schedule import Position, TrainingSchedule
@@ -29,9 +28,9 @@ class Held(NamedTuple):
     step: Measured
 
 
-def in_shares(crew: Crew | None, recipe: Recipe, steps: int) -> Held:
+def in_shares(world: ProcessGroup | None, recipe: Recipe, steps: int) -> Held:
     data = load(seed=recipe.seed, **recipe.data.model_dump())
-    peers = Mesh(crew, Layout(Split((("a",),)), crew.size), recipe) if crew else ALONE
+    peers = MeshPeers(world, Layout(Split((("a",),)), world.size), recipe) if world else ALONE
     training = prepare_training(recipe, data, prepare(recipe.runtime), peers)
     step, timetable, plan = choose_step(training), TrainingSchedule.of(recipe, len(data.train)), draw_epoch(training, 0)
     measured = timed(lambda index: step(plan.step(index), timetable.context(Position(0, index))), steps)

@@ -10,7 +10,7 @@ from ranks import recipe_of, together
 from torch import Tensor
 
 from codistill.cohort import Cohort
-from codistill.distributed.predictions import run_and_tell
+from codistill.distributed.exchange import run_with_early_heads
 from codistill.engine.fast.sections import Sections, arranged, as_it_is
 
 FAMILIES = ["wrn-10-1", "resnet-8", "densenet-10-4", "mobilenetv2", "wrn-10-1-dropout-0.3"]
@@ -23,7 +23,7 @@ def forward_and_back(member: Any, early: bool, told: list[str]) -> tuple[Mapping
     network.trunk = trunk
     torch.manual_seed(5)
     if early:
-        logits = run_and_tell(member, network, images, lambda exit_name, _: told.append(exit_name))
+        logits = run_with_early_heads(member, network, images, lambda exit_name, _: told.append(exit_name))
     else:
         logits = network(images, nullcontext)
     member.zero_grad()
@@ -58,31 +58,31 @@ def test_early_heads_change_no_bit(family: str) -> None:
         assert told == [event for name in exits for event in (f"trunk to {name}", name)]
 
 
-def wait_for_half(crew: Any) -> None:
+def wait_for_half(world: Any) -> None:
     """Rank 0 goes on when rank 1 says that it has the first prediction; else both would wait until the timeout."""
     import torch.distributed as dist
 
-    from codistill.distributed.exchange import Exchange
+    from codistill.distributed.exchange import LogitsAllGather
 
-    whereabouts = {"a/stage1": 0, "a/final": 0, "b/stage1": 1, "b/final": 1}
-    exchange = Exchange(crew, whereabouts)
-    mine = {name: torch.full((5, 3), float(index)) for index, name in enumerate(whereabouts) if index // 2 == crew.rank}
+    owners = {"a/stage1": 0, "a/final": 0, "b/stage1": 1, "b/final": 1}
+    exchange = LogitsAllGather(world, owners)
+    mine = {name: torch.full((5, 3), float(index)) for index, name in enumerate(owners) if index // 2 == world.rank}
     first, final = mine
-    exchange.offer(first, mine[first])
-    if crew.rank == 0:
+    exchange.send(first, mine[first])
+    if world.rank == 0:
         dist.recv(torch.zeros(1), 1, tag=99)
     else:
-        rank, work, arrived = exchange.round.expected["a/stage1"]
+        rank, work, arrived = exchange.pending.receives["a/stage1"]
         assert work is not None
         work.wait()
-        exchange.round.expected["a/stage1"] = rank, None, arrived  # gloo would wait for another one
+        exchange.pending.receives["a/stage1"] = rank, None, arrived  # gloo would wait for another one
         assert torch.equal(arrived, torch.zeros(5, 3))
         dist.send(torch.zeros(1), 0, tag=99)
-    exchange.offer(final, mine[final])
-    known = exchange.complete(mine, list(whereabouts))
+    exchange.send(final, mine[final])
+    known = exchange.wait(mine, list(owners))
     assert [float(logits.mean()) for logits in known.values()] == [0.0, 1.0, 2.0, 3.0]
-    assert (crew.traffic.exchanges, crew.traffic.bytes_sent) == (1, 2 * 5 * 3 * 4)
-    assert crew.traffic.waited_s > 0
+    assert (world.traffic.exchanges, world.traffic.bytes_sent) == (1, 2 * 5 * 3 * 4)
+    assert world.traffic.waited_s > 0
 
 
 def test_a_prediction_arrives_before_the_next_is_made() -> None:

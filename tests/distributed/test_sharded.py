@@ -11,9 +11,7 @@ import pytest
 import torch
 from ranks import checksums, ranks_of, recipe_of, together, wait_for
 from safetensors.torch import load_file, save_file
-from test_crew import end_oddly, written_bytes
-from test_mesh import mesh_of, take_steps, training_of
-from test_shares import (
+from test_data_parallel import (
     assert_close,
     assert_same_story,
     shared_recipe,
@@ -22,10 +20,12 @@ from test_shares import (
     train_meshed,
     trained_alone,
 )
+from test_group import end_oddly, written_bytes
+from test_mesh import mesh_of, take_steps, training_of
 from torch import Tensor
 
 from codistill.cohort import Cohort
-from codistill.distributed.pieces import Pieces, parts_of, units
+from codistill.distributed.sharded import ShardedParams, shard_units, submodules
 from codistill.networks.steady import is_steady
 from codistill.recipes import RecipeError
 from codistill.recipes.schema import Evaluation, Recipe
@@ -50,10 +50,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
 @pytest.mark.parametrize(
     ("variant", "ranks", "shards", "mesh"),
     [
-        ("dcm", 4, 2, "4 ranks, 2 × 2: a | b, weights in pieces"),
-        ("dcm", 3, 3, "3 ranks, 1 × 3: a, b, weights in pieces"),
-        ("mixup, accumulated", 2, 2, "2 ranks, 1 × 2: a, b, weights in pieces"),
-        ("adamw, clipped", 2, 2, "2 ranks, 1 × 2: a, b, weights in pieces"),
+        ("dcm", 4, 2, "4 ranks, 2 × 2: a | b, sharded weights"),
+        ("dcm", 3, 3, "3 ranks, 1 × 3: a, b, sharded weights"),
+        ("mixup, accumulated", 2, 2, "2 ranks, 1 × 2: a, b, sharded weights"),
+        ("adamw, clipped", 2, 2, "2 ranks, 1 × 2: a, b, sharded weights"),
     ],
 )
 def test_as_in_one_process(
@@ -115,7 +115,7 @@ def sick_gradient(mesh: Any) -> None:
     def completing_sick(**about: Any) -> Any:
         with completing(**about):
             yield
-        if next(taken) == 2 and (mesh.pieces is None or mesh.share.index == 1):
+        if next(taken) == 2 and (mesh.sharded is None or mesh.share.index == 1):
             (weight,) = (
                 mesh.held(p)
                 for name, p in mesh.cohort.named_parameters()
@@ -130,21 +130,21 @@ def finely_cut(mesh: Any) -> None:
     """Every block by itself, as of large networks."""
 
 
-def train_some(crew: Any, recipe: Recipe, split: str, harm: Any, notes: Path) -> None:
-    from codistill.distributed import pieces
+def train_some(world: Any, recipe: Recipe, split: str, harm: Any, notes: Path) -> None:
+    from codistill.distributed import sharded
 
     if any(name.startswith("timm:") for name in recipe.networks.values()):
         import zoo  # noqa: F401
     if harm is finely_cut:
-        pieces.BUCKET_BYTES = 0
-    mesh = mesh_of(crew, recipe, split, 2)
+        sharded.BUCKET_BYTES = 0
+    mesh = mesh_of(world, recipe, split, 2)
     training = training_of(recipe, mesh)
     if harm:
         harm(mesh)
     take_steps(training, 3)
     skipped = mesh.merged(training.health.skipped())
-    whole = mesh.collect(training.tensors())
-    if crew.leads:
+    whole = mesh.gather_tensors(training.tensors())
+    if world.is_root:
         save_file(
             {name: x.contiguous() for name, x in whole.items()}, notes / f"{recipe.processes.weights}.safetensors"
         )
@@ -190,23 +190,23 @@ def test_a_teacher_is_in_pieces_too(tmp_path: Path) -> None:
     assert_equal_steps("a+b", changes, None, {"a": 0, "b": 0}, tmp_path)
 
 
-def lose_a_piece(crew: Any, notes: Path) -> None:
+def lose_a_piece(world: Any, notes: Path) -> None:
     from codistill.engine.health import Recovery
 
     recipe = sharded_recipe()
-    training = training_of(recipe, mesh_of(crew, recipe, "a+b", 2))
+    training = training_of(recipe, mesh_of(world, recipe, "a+b", 2))
     recovery = Recovery(training)
     before = {name: tensor.clone() for name, tensor in training.tensors().items()}
     take_steps(training, 1)
     moved = {name: tensor.clone() for name, tensor in training.tensors_of("b").items()}
-    if crew.rank == 1:
+    if world.rank == 1:
         training.tensors_of("a")["cohort/members.a.backbone.stages.stem.weight"].view(-1)[0] = torch.nan
     recovery.look()
     assert all(torch.equal(tensor, before[name]) for name, tensor in training.tensors_of("a").items())
     assert all(torch.equal(tensor, moved[name]) for name, tensor in training.tensors_of("b").items())
     assert any(not torch.equal(tensor, before[name]) for name, tensor in moved.items())
     assert is_steady(training.cohort)  # so that predictions still leave early
-    (notes / f"{crew.rank}").touch()
+    (notes / f"{world.rank}").touch()
 
 
 def test_all_pieces_roll_back_where_one_is_not_finite(tmp_path: Path) -> None:
@@ -214,9 +214,9 @@ def test_all_pieces_roll_back_where_one_is_not_finite(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def count_bytes(crew: Any, recipe: Recipe, shards: int, notes: Path) -> None:
+def count_bytes(world: Any, recipe: Recipe, shards: int, notes: Path) -> None:
     """After a step: what a training's state takes here, and all floating-point memory that is alive."""
-    training = training_of(recipe, mesh_of(crew, recipe, "a", shards))
+    training = training_of(recipe, mesh_of(world, recipe, "a", shards))
     take_steps(training, 1)
     gc.collect()
     alive = [thing for thing in gc.get_objects() if type(thing) in (Tensor, torch.nn.Parameter)]
@@ -228,7 +228,7 @@ def count_bytes(crew: Any, recipe: Recipe, shards: int, notes: Path) -> None:
         )
         for kind, prefix in kinds.items()
     }
-    (notes / f"{recipe.processes.weights}-{crew.rank}.json").write_text(
+    (notes / f"{recipe.processes.weights}-{world.rank}.json").write_text(
         json.dumps({**held, "alive": sum(storages.values())})
     )
 
@@ -249,7 +249,7 @@ def test_a_process_holds_its_share_of_weights_momentum_and_average(tmp_path: Pat
             assert 0.32 < held[f"sharded-{rank}"][kind] / total < 0.35, (rank, kind)
 
 
-def count_traffic(crew: Any, notes: Path) -> None:
+def count_traffic(world: Any, notes: Path) -> None:
     recipe = tiny_recipe(
         networks={"a": "wrn-10-1"},
         method="independent",
@@ -257,11 +257,11 @@ def count_traffic(crew: Any, notes: Path) -> None:
         batch_size=4,
         processes={"weights": "sharded", "sync_batchnorm": False},
     )
-    training = training_of(recipe, mesh_of(crew, recipe, "a", crew.size))
+    training = training_of(recipe, mesh_of(world, recipe, "a", world.size))
     before = written_bytes()
     take_steps(training, 3)
     weights = sum(parameter.numel() for parameter in training.cohort.parameters())
-    (notes / f"{crew.rank}.json").write_text(json.dumps([written_bytes() - before, 8 * weights]))
+    (notes / f"{world.rank}.json").write_text(json.dumps([written_bytes() - before, 8 * weights]))
 
 
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="only Linux counts a process's bytes")
@@ -280,7 +280,7 @@ def test_a_missing_sharer_is_named(tmp_path: Path) -> None:
     with ranks_of(4, 60, end_oddly, "killed", recipe, tmp_path / "run", tmp_path) as processes:
         assert [wait_for(process) for process in processes[:3]] == [3, 3, 3]
     said = [(tmp_path / f"{rank}").read_text() for rank in range(3)]
-    told = "LostPeerError: rank 3 (b, share 2 of 2) ended without a word: killed, or its host is gone"
+    told = "LostPeerError: rank 3 (b, shard 2 of 2) ended without a message: killed, or its host is down"
     assert all(message.startswith(told) for message in said), said
 
 
@@ -289,7 +289,7 @@ def test_a_network_is_put_together_block_by_block(network: str, most: float) -> 
     """Every weight belongs to one unit; of WRN-28-10's 146 MB, a block has up to 30."""
     with torch.device("meta"):
         (member,) = Cohort({"a": network}, num_classes=10).members.values()
-    found = [unit for part in parts_of(member.backbone) for unit in units(part)]
+    found = [unit for part in submodules(member.backbone) for unit in shard_units(part)]
     weights = [id(weight) for unit in found for weight in unit.parameters()]
     assert len(found) > 4
     assert len(weights) == len(set(weights))
@@ -302,7 +302,7 @@ def test_a_network_is_put_together_block_by_block(network: str, most: float) -> 
     [
         (
             torch.zeros(()),
-            "cohort/members.a.own is a single number, of which there are no pieces; type processes.weights",
+            "cohort/members.a.own is a scalar, which cannot be sharded; type processes.weights",
         ),
         (
             torch.zeros(3),
@@ -314,7 +314,7 @@ def test_what_cannot_be_cut_is_refused(own: Tensor, message: str) -> None:
     network = torch.nn.Module()
     network.own = torch.nn.Parameter(own)
     with pytest.raises(ValueError, match=message):
-        Pieces(None, None).cut(network, [], "cohort/members.a")  # type: ignore[arg-type]
+        ShardedParams(None, None).shard(network, [], "cohort/members.a")  # type: ignore[arg-type]
 
 
 def test_compiled_networks_are_not_put_together() -> None:

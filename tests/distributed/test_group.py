@@ -13,7 +13,7 @@ import torch
 from ranks import ranks_of, recipe_of, together, wait_for
 
 from codistill.data.images import ImageData
-from codistill.distributed import messages
+from codistill.distributed import group
 from codistill.recipes.schema import Recipe
 
 BATCH, CLASSES, EXCHANGES = 128, 100, 50
@@ -25,12 +25,11 @@ def written_bytes() -> int:
     return int(next(line.split()[1] for line in lines if line.startswith("wchar")))
 
 
-def count_bytes(crew: Any, recipe: Recipe, split: str, notes: Path) -> None:
-    from codistill.distributed.layout import Layout
-    from codistill.distributed.mesh import Mesh
-    from codistill.distributed.split import Split
+def count_bytes(world: Any, recipe: Recipe, split: str, notes: Path) -> None:
+    from codistill.distributed.layout import Layout, Split
+    from codistill.distributed.mesh import MeshPeers
 
-    mesh = Mesh(crew, Layout(Split.parse(split, recipe)), recipe)
+    mesh = MeshPeers(world, Layout(Split.parse(split, recipe)), recipe)
     names = [f"{name}/{exit}" for name in recipe.networks for exit in ("final", "stage1", "stage2")]
     everybody = {name: torch.full((BATCH, CLASSES), float(index)) for index, name in enumerate(names)}
     mine = {name: logits for name, logits in everybody.items() if mesh.holds(name.split("/")[0])}
@@ -42,8 +41,8 @@ def count_bytes(crew: Any, recipe: Recipe, split: str, notes: Path) -> None:
     assert list(known) == names
     assert all(torch.equal(known[name].float(), everybody[name]) for name in names)
     assert [name for name in names if known[name].requires_grad] == list(mine)
-    sent = {"counted": crew.traffic.bytes_sent / EXCHANGES, "by_kernel": by_kernel}
-    (notes / f"{crew.rank}.json").write_text(json.dumps(sent))
+    sent = {"counted": world.traffic.bytes_sent / EXCHANGES, "by_kernel": by_kernel}
+    (notes / f"{world.rank}.json").write_text(json.dumps(sent))
 
 
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="only Linux counts a process's bytes")
@@ -65,34 +64,34 @@ def relabelled(data: ImageData) -> ImageData:
     return prepare_own_images(replace(data, train=data.train.relabelled(labels)), recipe_of(2))
 
 
-def disagree(crew: Any, notes: Path) -> None:
+def disagree(world: Any, notes: Path) -> None:
     """In each case the last rank was started otherwise; all must say the same, and none may wait."""
     from codistill.data import embedded
     from codistill.distributed import trainer
-    from codistill.distributed.layout import Wish
+    from codistill.distributed.layout import LayoutRequest
     from codistill.engine.checks import prepare_own_images
 
-    odd = crew.rank == crew.size - 1
+    odd = world.rank == world.size - 1
     recipe, data, said = recipe_of(2), embedded.read(), []
     cases: list[tuple[Any, ...]] = [
-        (recipe_of(2, seed=4, batch_size=16) if odd else recipe, data, Wish()),
-        (recipe, relabelled(data) if odd else prepare_own_images(data, recipe), Wish()),
-        (recipe, data, Wish("b,a") if odd else Wish()),
-        (recipe, data, Wish()),
+        (recipe_of(2, seed=4, batch_size=16) if odd else recipe, data, LayoutRequest()),
+        (recipe, relabelled(data) if odd else prepare_own_images(data, recipe), LayoutRequest()),
+        (recipe, data, LayoutRequest("b,a") if odd else LayoutRequest()),
+        (recipe, data, LayoutRequest()),
     ]
     for case in cases:
         if case is cases[-1]:
             trainer.__version__ = "9.9" if odd else trainer.__version__  # type: ignore[attr-defined]
-        with pytest.raises(trainer.DisagreementError) as refused:
-            trainer.refuse_disagreement(crew, *case)
+        with pytest.raises(trainer.RankMismatchError) as refused:
+            trainer.check_agreement(world, *case)
         said.append(str(refused.value))
-    (notes / f"{crew.rank}.json").write_text(json.dumps(said))
+    (notes / f"{world.rank}.json").write_text(json.dumps(said))
 
 
 def test_a_recipe_keeps_the_order_of_its_networks_on_the_way() -> None:
     """Or a rank would take kd's student for the teacher."""
     networks = {"teacher": "wrn-10-1", "student": "resnet-8"}
-    assert list(messages._decoded(messages._encoded(networks))) == ["teacher", "student"]
+    assert list(group._decode(group._encode(networks))) == ["teacher", "student"]
 
 
 def test_ranks_of_different_trainings_all_say_the_same(tmp_path: Path) -> None:
@@ -110,24 +109,24 @@ def test_ranks_of_different_trainings_all_say_the_same(tmp_path: Path) -> None:
         assert re.search(difference, message), message
 
 
-def end_oddly(crew: Any, how: str, recipe: Recipe, out: Path, notes: Path) -> None:
+def end_oddly(world: Any, how: str, recipe: Recipe, out: Path, notes: Path) -> None:
     """The last rank fails, is killed or stopped after its second step; the others write down what they are told."""
-    from codistill.distributed.trainer import train_together
+    from codistill.distributed.trainer import train_rank
 
     taken = 0
 
     def heartbeat(*_: object) -> None:
         nonlocal taken
         taken += 1
-        if crew.rank == crew.size - 1 and taken == 2:
+        if world.rank == world.size - 1 and taken == 2:
             if how == "fails":
                 raise ValueError("my disk is full")
             os.kill(os.getpid(), signal.SIGKILL if how == "killed" else signal.SIGSTOP)
 
     try:
-        train_together(recipe, out, crew, heartbeat=heartbeat)
+        train_rank(recipe, out, world, heartbeat=heartbeat)
     except ValueError as error:
-        (notes / f"{crew.rank}").write_text(f"{type(error).__name__}: {error}")
+        (notes / f"{world.rank}").write_text(f"{type(error).__name__}: {error}")
     os._exit(3)
 
 
@@ -135,8 +134,8 @@ def end_oddly(crew: Any, how: str, recipe: Recipe, out: Path, notes: Path) -> No
     ("how", "timeout_s", "told"),
     [
         ("fails", 60, "LostPeerError: rank 2 (c) failed: my disk is full"),
-        ("killed", 60, "LostPeerError: rank 2 (c) ended without a word: killed, or its host is gone"),
-        ("stopped", 8, "SilentPeerError: rank 2 (c) did not answer for 8 s: stopped, cut off or too slow"),
+        ("killed", 60, "LostPeerError: rank 2 (c) ended without a message: killed, or its host is down"),
+        ("stopped", 8, "PeerTimeoutError: rank 2 (c) did not answer for 8 s: stopped, cut off or too slow"),
     ],
 )
 def test_whoever_is_missing_is_named(how: str, timeout_s: float, told: str, tmp_path: Path) -> None:
@@ -155,5 +154,5 @@ def test_a_missing_sharer_is_named(tmp_path: Path) -> None:
     with ranks_of(4, 60, end_oddly, "killed", recipe_of(2), tmp_path / "run", tmp_path) as processes:
         assert [wait_for(process) for process in processes[:3]] == [3, 3, 3]
     said = [(tmp_path / f"{rank}").read_text() for rank in range(3)]
-    told = "LostPeerError: rank 3 (b, share 2 of 2) ended without a word: killed, or its host is gone"
+    told = "LostPeerError: rank 3 (b, shard 2 of 2) ended without a message: killed, or its host is down"
     assert all(message.startswith(told) for message in said), said

@@ -5,14 +5,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from torch.distributed import HashStore
 
-from codistill.distributed.meeting import meet
+from codistill.distributed.rendezvous import agree_on_prefix
 
 RANKS = 4
 
 
 def all_meet(store: HashStore) -> set[str]:
     with ThreadPoolExecutor(RANKS) as threads:
-        return set(threads.map(lambda rank: meet(store, rank, RANKS, timeout_s=30), range(RANKS)))
+        return set(threads.map(lambda rank: agree_on_prefix(store, rank, RANKS, timeout_s=30), range(RANKS)))
 
 
 def test_every_attempt_has_a_prefix_of_its_own() -> None:
@@ -26,8 +26,8 @@ def test_whoever_stays_away_is_named() -> None:
     store = HashStore()
     all_meet(store)  # whose hellos and answers are still there
     with ThreadPoolExecutor(RANKS) as threads:
-        come = {rank: threads.submit(meet, store, rank, RANKS, 1.0) for rank in (0, 1, 3)}
-        with pytest.raises(ValueError, match="rank 2 did not come within 1 s"):
+        come = {rank: threads.submit(agree_on_prefix, store, rank, RANKS, 1.0) for rank in (0, 1, 3)}
+        with pytest.raises(ValueError, match="rank 2 did not join within 1 s"):
             come[0].result()
-    with pytest.raises(ValueError, match="rank 0 did not come within"):
-        meet(store, 1, RANKS, 0.1)
+    with pytest.raises(ValueError, match="rank 0 did not join within"):
+        agree_on_prefix(store, 1, RANKS, 0.1)
