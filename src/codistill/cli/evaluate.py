@@ -56,7 +56,7 @@ def load_final(folder: RunFolder, name: str, backbone: "nn.Module") -> None:
 
 def measure_best(run: Path, recipe: Recipe, result: dict[str, Any]) -> tuple[dict[str, Row], int]:
     """The networks of the checkpoint with the lowest validation error, and after which epoch that was."""
-    from codistill.export.plain import best_checkpoint, plain_weights
+    from codistill.export.network import best_checkpoint, plain_weights
     from codistill.runs.weights import load_strictly
 
     saved = best_checkpoint(RunFolder(run))

@@ -7,7 +7,7 @@ from codistill.cli.output import console, two_columns
 
 def export(run: Path, network: str, file_format: str, out: Path, *, best: bool, force: bool) -> None:
     from codistill.export import bundle
-    from codistill.export.exporting import export
+    from codistill.export.export import export
 
     exported = export(run, network, file_format, out, best=best, force=force)
     shipped, proof = exported.shipped, exported.proof
