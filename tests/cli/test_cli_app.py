@@ -152,7 +152,7 @@ def test_what_torch_refuses_is_one_line(codistill: Codistill, monkeypatch: pytes
     result = codistill("bench", "quickstart")
     assert result.exit_code == 2
     assert result.stderr == (
-        "error: RuntimeError: expected scalar type Half; to see where it came from, set CODISTILL_DEBUG=1\n"
+        "error: RuntimeError: expected scalar type Half; set CODISTILL_DEBUG=1 for the traceback\n"
     )
     monkeypatch.setenv("CODISTILL_DEBUG", "1")
     assert isinstance(codistill("bench", "quickstart").exception, RuntimeError)

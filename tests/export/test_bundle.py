@@ -46,9 +46,7 @@ def test_an_earlier_export_is_replaced_whole(finished: Path, tmp_path: Path) -> 
 def test_other_files_are_refused_and_stay_when_forced(finished: Path, tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"somebody's own")
     (tmp_path / "labels.json").write_text("[]")
-    with pytest.raises(
-        ValueError, match=r"not part of an export, such as labels.json; .* --force"
-    ):
+    with pytest.raises(ValueError, match=r"not part of an export, such as labels.json; .* --force"):
         export(finished, "a", "safetensors", tmp_path)
     assert found(tmp_path) == {"model.onnx", "labels.json"}
     export(finished, "a", "safetensors", tmp_path, force=True)

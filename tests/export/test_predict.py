@@ -145,7 +145,7 @@ def test_images_that_are_not_there(exported: dict[str, Exported], tmp_path: Path
 
 def test_models_that_are_none(finished: Path, photos: Path, tmp_path: Path) -> None:
     for model, said in (
-        (tmp_path / "nowhere", "no such file or folder; give what `codistill export --out` wrote"),
+        (tmp_path / "nowhere", "no such file or folder; give the folder that `codistill export --out` wrote"),
         (photos, "is not an export: it has no readable export.json"),
         (finished, "it is a run; export it first: codistill export "),
         (photos / "00.png", "is not an export"),
@@ -159,9 +159,7 @@ def test_a_damaged_model(export_copy: Path, photos: Path) -> None:
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    with pytest.raises(
-        ValueError, match=r"model.safetensors is not the file that was exported \(damaged"
-    ):
+    with pytest.raises(ValueError, match=r"model.safetensors is not the file that was exported \(damaged"):
         list(predict(export_copy, [photos]))
     file.unlink()
     with pytest.raises(ValueError, match="is not the file that was exported"):

@@ -57,9 +57,7 @@ def test_torch_would_have_imported_the_module(hostile: Path) -> None:
 def test_predict_refuses_pt2_and_runs_nothing(hostile: Path, exported: dict[str, Exported]) -> None:
     Image.new("L", (28, 28)).save(hostile.parent / "photo.png")
     for model in (hostile, hostile / "model.pt2", exported["pt2"].model.parent):
-        with pytest.raises(
-            ValueError, match=re.escape("model.pt2: predict accepts only safetensors")
-        ) as refused:
+        with pytest.raises(ValueError, match=re.escape("model.pt2: predict accepts only safetensors")) as refused:
             list(predict(model, [hostile.parent / "photo.png"]))
         assert "torch.export.load runs code that a pt2 file may contain" in str(refused.value)
         assert "codistill export RUN --network NAME --format safetensors --out DIR" in str(refused.value)

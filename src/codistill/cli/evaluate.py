@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from codistill.cli.output import console
-from codistill.cli.results import Row, table
+from codistill.cli.terminal import Row, console, network_table
 from codistill.cli.train import memory_explained
 from codistill.recipes.schema import Recipe
 from codistill.runs.folder import RunFolder
@@ -39,7 +38,7 @@ def evaluate(run: Path, *, best: bool, as_json: bool) -> None:
         said = {"run": str(run), "epoch": epoch, "networks": measured, "equals_result": not odd}
         typer.echo(to_json(said, indent=2))
     else:
-        console().print(table(recipe.networks, measured))
+        console().print(network_table(recipe.networks, measured))
     if odd:
         raise ValueError(f"{run}: the weights do not give what result.json says:\n  " + "\n  ".join(odd))
     if best and not as_json:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from codistill import recipes
 from codistill.cli import train as alone
-from codistill.cli.output import console, in_words, shows_tracebacks
+from codistill.cli.terminal import console, describe_error, shows_tracebacks
 from codistill.cli.train import (
     DONE,
     STOPPED,
@@ -145,7 +145,7 @@ def take_part(recipe: Recipe, folder: Path, spread: Spread, *, quiet: bool, trac
     except RuntimeError as error:  # not known to be wrong input: a launcher may try again
         if shows_tracebacks():
             raise
-        typer.echo(f"{crew.name(crew.rank)}: {in_words(error)}", err=True)
+        typer.echo(f"{crew.name(crew.rank)}: {describe_error(error)}", err=True)
         return LOST
     except ValueError as error:
         raise ValueError(f"{crew.name(crew.rank)}: {error}") from error

@@ -14,6 +14,7 @@ from codistill.export.formats import Format
 from codistill.export.network import History, Shipped, take_out
 from codistill.export.proofs import Proof, prove
 from codistill.runs.files import write_atomically, write_json
+from codistill.wording import number
 
 SHOWN_CLASSES = 20
 
@@ -115,8 +116,3 @@ def code(text: object) -> str:
     line = " ".join(str(text).split()).replace("|", r"\|")
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", line)), default=0))
     return f"{fence}{line}{fence}" if fence == "`" else f"{fence} {line} {fence}"
-
-
-def number(value: float | None, digits: int) -> str:
-    """A measured number, or a dash where it was not finite."""
-    return "–" if value is None else f"{value:.{digits}f}"
