@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from codistill.engine.training import LONG
+from codistill.engine.state import LONG
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])

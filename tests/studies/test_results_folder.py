@@ -3,9 +3,9 @@
 import shutil
 from pathlib import Path
 
+from codistill.runs.result import read_result
 from codistill.studies import catalogue
 from codistill.studies.published import tables_from
-from codistill.studies.results import read_result
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"

@@ -103,35 +103,13 @@ def train(
 
 
 @command()
-def slurm(
-    source: Source,
-    changes: Changes,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the run, visible from all nodes.")] = None,
-    nodes: Annotated[int, typer.Option(min=1, metavar="N", help="Number of nodes.")] = 1,
-    nproc: Annotated[int, typer.Option(min=1, metavar="N", help="Processes per node.")] = 1,
-    time: Annotated[str, typer.Option(metavar="[D-]HH:MM:SS", help="Time limit of a job.")] = "24:00:00",
-    split: Split = None,
-    shards: Shards = None,
-    timeout: Timeout = 600.0,
-) -> None:
-    """Print an sbatch script that trains a recipe to the end.
-
-    The job saves shortly before its time limit and requeues itself.
-    """
-    from codistill.cli.slurm import slurm
-    from codistill.distributed.layout import Wish
-
-    slurm(source, changes, out, nodes=nodes, nproc=nproc, time=time, wish=Wish(split, shards), timeout_s=timeout)
-
-
-@command()
 def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
     best: Best = False,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate the weight files of a finished run again."""
-    from codistill.cli.evaluate import evaluate
+    from codistill.cli.results import evaluate
 
     evaluate(run, best=best, as_json=as_json)
 

@@ -15,19 +15,13 @@ from codistill.cli.terminal import console, two_columns
 from codistill.cli.train import memory_explained, smaller
 from codistill.hardware import available_bytes, cores
 from codistill.networks import names
+from codistill.recipes.datasets import DATASETS
 from codistill.transfer import methods
 from codistill.wording import unknown
 
 if TYPE_CHECKING:
     from codistill.engine.bench import Bench
     from codistill.studies.network_costs import NetworkCost, NetworkInput
-
-DATA = {
-    "fashion": "included in codistill: 10 kinds of clothes, 28×28 grey, 6,000 training and 2,000 test images",
-    "cifar10": "10 classes of objects, 32×32 colour, 50,000 training and 10,000 test images",
-    "cifar100": "100 classes of objects, 32×32 colour, 50,000 training and 10,000 test images",
-    "folder": "your own images: DIR/train/CLASS/*.png or *.jpg, and the same under DIR/test",
-}
 
 
 def listed_recipes() -> dict[str, str]:
@@ -44,6 +38,10 @@ def _method(name: str) -> str:
     return f"{first_line} Weights: {', '.join(weights)}." if weights else first_line
 
 
+def listed_data() -> dict[str, str]:
+    return {name: row.description for name, row in DATASETS.items()}
+
+
 def listed_studies() -> dict[str, str]:
     from codistill.studies import catalogue
 
@@ -54,7 +52,7 @@ LISTINGS: dict[str, Callable[[], dict[str, str]]] = {
     "recipes": listed_recipes,
     "methods": listed_methods,
     "networks": names.families,
-    "data": lambda: DATA,
+    "data": listed_data,
     "studies": listed_studies,
 }
 
@@ -170,10 +168,10 @@ def describe(name: str, folder: Path | None, *, download: bool, image_size: int,
         data = load(name, folder=folder, image_size=image_size, bad_images="skip")
     else:
         data = load(name, folder=folder)
-    where = {"fashion": "inside the package", "folder": str(folder)}.get(name) or str(data_folder(folder))
+    where = {"package": "inside the package", "folder": str(folder), "archive": str(data_folder(folder))}
     facts = {
         "data_set": name,
-        "where": where,
+        "where": where[DATASETS[name].files],
         "images": {split: len(images) for split, images in data.splits.items()},
         "shape": [data.channels, *data.image_size],
         "streamed": not isinstance(data.train, Images),

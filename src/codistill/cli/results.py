@@ -1,4 +1,4 @@
-"""``codistill export``, ``predict``, ``compare`` and ``report``: what to do with the results of runs."""
+"""``codistill evaluate``, ``export``, ``predict``, ``report`` and ``compare``: what to do with the results of runs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from codistill.cli.terminal import console, two_columns
+from codistill.cli.terminal import console, network_table, two_columns
+from codistill.cli.train import memory_explained
+from codistill.runs.files import to_json, write_atomically
+from codistill.runs.folder import RunFolder
 from codistill.wording import unknown
 
 if TYPE_CHECKING:
@@ -14,6 +17,27 @@ if TYPE_CHECKING:
     from codistill.studies.report import Report
 
 DONE, SOME_UNREADABLE = 0, 1
+ON_CPU = "free it from other programs, or set CUDA_VISIBLE_DEVICES= to evaluate on the CPU"
+
+
+def evaluate(run: Path, *, best: bool, as_json: bool) -> None:
+    from codistill.engine.finished import evaluate_finished
+
+    with memory_explained(ON_CPU):
+        evaluation = evaluate_finished(RunFolder(run), best=best)
+    measured = {name: metrics.to_dict() for name, metrics in evaluation.metrics.items()}
+    recipe, epoch, differences = evaluation.recipe, evaluation.epoch, evaluation.differences
+    if as_json:
+        content = {"run": str(run), "epoch": epoch, "networks": measured, "equals_result": not differences}
+        typer.echo(to_json(content, indent=2))
+    else:
+        console().print(network_table(recipe.networks, measured))
+    if differences:
+        raise ValueError(f"{run}: the weights do not give the metrics in result.json:\n  " + "\n  ".join(differences))
+    if best and not as_json:
+        console().print(f"Epoch {epoch} of {recipe.length.epochs}, the best by validation error.")
+    if not as_json:
+        console().print("Equal to result.json.")
 
 
 def export(run: Path, network: str, file_format: str, out: Path, *, best: bool, force: bool) -> None:
@@ -51,7 +75,6 @@ def export(run: Path, network: str, file_format: str, out: Path, *, best: bool, 
 def predict(model: Path, images: Sequence[Path], *, top: int, as_json: bool) -> int:
     """Print the most likely classes of every image; return the exit code."""
     from codistill.export.predict import Unreadable, predict
-    from codistill.runs.files import to_json
 
     predicted: list[dict[str, object]] = []
     unreadable: list[dict[str, str]] = []
@@ -90,7 +113,6 @@ def compare(paths: Sequence[Path], out: Path | None, *, as_json: bool) -> None:
     """Print the comparison, and write it to ``out`` in the format of its suffix."""
     from codistill.report.entries import overview
     from codistill.report.sources import find
-    from codistill.runs.files import to_json, write_atomically
     from codistill.studies.output import print_table
 
     if out is not None and out.suffix not in FORMATS:
@@ -121,17 +143,11 @@ def _to_csv(seen: "Overview", made: "Report", out: Path) -> dict[Path, str]:
     return {out: made.errors.to_csv(), out.with_suffix(".differences.csv"): made.differences.to_csv()}
 
 
-def _to_json(seen: "Overview", made: "Report", out: Path) -> dict[Path, str]:
-    from codistill.runs.files import to_json
-
-    return {out: to_json(made.to_json(), indent=2) + "\n"}
-
-
 # From a comparison to the contents of its files.
 FORMATS: dict[str, Callable[["Overview", "Report", Path], Mapping[Path, str]]] = {
     ".html": _to_html,
     ".csv": _to_csv,
     ".md": lambda seen, made, out: {out: made.to_markdown()},
     ".tex": lambda seen, made, out: {out: made.to_latex()},
-    ".json": _to_json,
+    ".json": lambda seen, made, out: {out: to_json(made.to_json(), indent=2) + "\n"},
 }

@@ -16,6 +16,7 @@ from codistill.engine.signals import StoppedEarlyError, StopRequest
 from codistill.log import logging_to
 from codistill.recipes.schema import Recipe
 from codistill.runs.folder import RunFolder
+from codistill.runs.result import read_finished
 from codistill.trackers.following import Followers, check
 
 DONE, STOPPED = 0, 75  # 75 is EX_TEMPFAIL: try again later
@@ -111,7 +112,7 @@ class ConsoleHandler(logging.Handler):
 def conclude(folder: Path, recipe: Recipe) -> None:
     """Print the last epoch of every network and the paths of the files."""
     run = RunFolder(folder)
-    result = run.read_result()
+    result = read_finished(run)
     console().print(network_table(recipe.networks, last_epoch(result)))
     epochs, elapsed = recipe.length.epochs, duration(result["elapsed_s"])
     typer.echo(f"{recipe.name}, {recipe.method}, seed {recipe.seed}: the last of {epochs} epochs, after {elapsed}")

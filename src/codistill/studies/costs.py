@@ -13,7 +13,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from codistill.recipes import Recipe
-from codistill.studies.results import Result
+from codistill.recipes.datasets import NUMBERS
+from codistill.runs.result import Result
 
 if TYPE_CHECKING:
     from codistill.engine.runtime import Machine
@@ -28,8 +29,6 @@ class Sizes:
     shape: tuple[int, int, int]
 
 
-# Training images, classes and channels of the data whose numbers are known before they are read.
-KNOWN_NUMBERS = {"fashion": (6_000, 10, 1), "cifar10": (50_000, 10, 3), "cifar100": (50_000, 100, 3)}
 # Enough for a CPU to show its pace in a second or a few; a step that is measured has fewer images rather than more.
 MEASURED_FLOPS = 100_000_000_000
 # So many steps are measured, or fewer: after so many seconds none is begun.
@@ -39,9 +38,12 @@ MEASURED_STEPS, MEASURED_S = 10, 4.0
 def sizes(recipe: Recipe) -> Sizes | None:
     """As the networks see them, resized and cropped; None for a folder of images that is not there to be counted."""
     data = recipe.data
-    numbers = KNOWN_NUMBERS.get(data.name) or (_counted(Path(data.folder).expanduser()) if data.folder else None)
-    if numbers is None:
+    if known := NUMBERS.get(data.name):
+        numbers = known.train_images, known.classes, known.channels
+    elif data.folder is None or (counted := _counted(Path(data.folder).expanduser())) is None:
         return None
+    else:
+        numbers = counted
     images, classes, channels = numbers
     side = recipe.augment.crop or data.side
     return Sizes(images, classes, (channels, side, side))
@@ -87,9 +89,12 @@ def epoch_flops(recipe: Recipe) -> float:
 
 def image_flops(recipe: Recipe, seen: Sizes) -> int:
     """Of one training image through every network and head, forward and backward; frozen networks only forward."""
-    graph = recipe.graph
+    from codistill.networks.cost import training_passes
+
+    exits, learning = recipe.graph.exits, recipe.graph.learning_networks
     return sum(
-        _forward_flops(network, graph.exits[name], recipe.heads.kind, seen.classes, seen.shape) * graph.passes(name)
+        _forward_flops(network, exits[name], recipe.heads.kind, seen.classes, seen.shape)
+        * training_passes(name in learning)
         for name, network in recipe.networks.items()
     )
 
@@ -100,7 +105,7 @@ def _forward_flops(network: str, exits: tuple[str, ...], heads: str, classes: in
     import torch
 
     from codistill.cohort import Cohort
-    from codistill.networks.counting import cost
+    from codistill.networks.cost import cost
 
     with torch.device("meta"):
         cohort = Cohort({"a": network}, classes, in_channels=shape[0], heads=heads, exits=exits)

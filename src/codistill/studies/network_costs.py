@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 from codistill.recipes.schema import Recipe
 from codistill.studies.costs import sizes
-from codistill.transfer.graph import LEARNING_PASSES
 
 if TYPE_CHECKING:
     from codistill.cohort import Cohort
-    from codistill.networks.counting import Cost
+    from codistill.networks.cost import Cost
 
 IMAGENET_CLASSES = 1000
 BATCH = 2  # in training mode batch normalisation refuses a single value per channel
@@ -54,7 +53,9 @@ class NetworkCost:
     @property
     def training_flops(self) -> int:
         """FLOPs per training image: forward and backward, or forward alone if the network is frozen."""
-        return (self.backbone.flops + self.heads.flops) * (LEARNING_PASSES if self.learns else 1)
+        from codistill.networks.cost import training_passes
+
+        return (self.backbone.flops + self.heads.flops) * training_passes(self.learns)
 
     @property
     def heads_share(self) -> float:
@@ -74,8 +75,8 @@ def network_costs(recipe: Recipe, seen: NetworkInput | None = None) -> dict[str,
     """Return the cost of every network of a recipe, counted on the meta device without memory or computation."""
     import torch
 
-    from codistill.engine.cohorts import cohort_of
-    from codistill.networks.counting import Cost, cost
+    from codistill.engine.state import cohort_of
+    from codistill.networks.cost import Cost, cost
 
     graph, seen = recipe.graph, seen or network_input(recipe)
     shape = (seen.channels, seen.height, seen.width)
@@ -87,7 +88,7 @@ def network_costs(recipe: Recipe, seen: NetworkInput | None = None) -> dict[str,
         parts = [head.cost for head in plan.values()]
         heads = Cost(sum(part.parameters for part in parts), sum(part.flops for part in parts))
         plain = cost(member.get_submodule("backbone"), shape)
-        costs[name] = NetworkCost(recipe.networks[name], plain, heads, name not in graph.frozen, plan)
+        costs[name] = NetworkCost(recipe.networks[name], plain, heads, name in graph.learning_networks, plan)
     return costs
 
 
@@ -95,7 +96,7 @@ def plan_heads(cohort: "Cohort", name: str, shape: tuple[int, int, int]) -> dict
     """Return the heads of a network of a cohort on the meta device, by exit."""
     import torch
 
-    from codistill.networks.counting import cost
+    from codistill.networks.cost import cost
 
     member = cohort.members[name]
     with torch.no_grad():
