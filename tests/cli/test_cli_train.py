@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from codistill.cli.terminal import Lines
 from codistill.cli.train import default_folder
-from codistill.engine import inputs, trainer
+from codistill.engine import checks, trainer
 from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.engine.signals import SIGNALS, StopRequest
 from codistill.recipes import get
@@ -178,7 +178,7 @@ def test_before_the_first_step_a_signal_ends_it_at_once(
         went_on.append(True)
         raise ValueError("nobody stopped me")
 
-    monkeypatch.setattr(inputs, "load", read_slowly)
+    monkeypatch.setattr(checks, "load", read_slowly)
     result = codistill("train", *TINY, "--out", "run")
     assert (result.exit_code, result.stderr, went_on) == (75, "", [])
     assert result.stdout.splitlines()[-2:] == [

@@ -19,9 +19,9 @@ from codistill.export.formats import FORMATS
 from codistill.export.network import take_out
 from codistill.export.proofs import prove
 from codistill.recipes.schema import Length
-from codistill.report.entries import overview
+from codistill.report.overview import overview
 from codistill.report.page import live
-from codistill.report.sources import find
+from codistill.report.read import find
 from codistill.runs.checkpoint import Store
 from tiny import tiny_recipe
 

@@ -13,7 +13,7 @@ from codistill.runs.folder import RunFolder
 from codistill.wording import unknown
 
 if TYPE_CHECKING:
-    from codistill.report.entries import Overview
+    from codistill.report.overview import Overview
     from codistill.studies.report import Report
 
 DONE, SOME_UNREADABLE = 0, 1
@@ -94,9 +94,9 @@ def predict(model: Path, images: Sequence[Path], *, top: int, as_json: bool) -> 
 
 
 def report(paths: Sequence[Path], out: Path, *, patience_s: float) -> None:
-    from codistill.report.entries import overview
+    from codistill.report.overview import overview
     from codistill.report.page import report
-    from codistill.report.sources import find
+    from codistill.report.read import find
 
     seen = overview(find(paths))
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -111,8 +111,8 @@ def report(paths: Sequence[Path], out: Path, *, patience_s: float) -> None:
 
 def compare(paths: Sequence[Path], out: Path | None, *, as_json: bool) -> None:
     """Print the comparison, and write it to ``out`` in the format of its suffix."""
-    from codistill.report.entries import overview
-    from codistill.report.sources import find
+    from codistill.report.overview import overview
+    from codistill.report.read import find
     from codistill.studies.output import print_table
 
     if out is not None and out.suffix not in FORMATS:

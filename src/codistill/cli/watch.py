@@ -18,8 +18,8 @@ from codistill.runs.files import to_json
 from codistill.wording import number
 
 if TYPE_CHECKING:
-    from codistill.report.entries import Overview
-    from codistill.report.runs import SeenRun
+    from codistill.report.overview import Overview
+    from codistill.report.read import SeenRun
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 WIDTH = 24
