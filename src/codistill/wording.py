@@ -1,4 +1,4 @@
-"""How errors are worded: the offender, what is allowed, and what to type. Imports nothing of ours, nor torch."""
+"""How errors and numbers are worded. Imports neither torch nor any other module of codistill."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -28,3 +28,12 @@ def unknown(kind: str, name: str, allowed: Iterable[str]) -> ValueError:
     choices = list(allowed)
     hint = did_you_mean(name, choices)
     return ValueError(f"unknown {kind} {name!r}{hint or ';'} Allowed: {', '.join(choices) or 'none'}")
+
+
+def number(value: float | None, digits: int) -> str:
+    """Format a measured number, or a dash if it is missing or was not finite.
+
+    >>> number(28.274, 2), number(None, 2)
+    ('28.27', '–')
+    """
+    return "–" if value is None else f"{value:.{digits}f}"

@@ -10,7 +10,7 @@ import pytest
 import torch
 from calling import TINY, Codistill
 
-from codistill.cli import listing
+from codistill.cli import explore
 from codistill.networks import names
 from codistill.recipes import NAMES as RECIPES
 from codistill.recipes.schema import Data, Recipe
@@ -25,7 +25,7 @@ INSTANT = [
     [],
     ["--version"],
     ["list"],
-    *(["list", what] for what in listing.LISTINGS),
+    *(["list", what] for what in explore.LISTINGS),
     ["train", "quikstart"],
     ["train", "quickstart", "mehtod=dcm", "optimizer.lr=-1"],
     ["train", "missing.yaml"],
@@ -152,7 +152,7 @@ def test_what_torch_refuses_is_one_line(codistill: Codistill, monkeypatch: pytes
     result = codistill("bench", "quickstart")
     assert result.exit_code == 2
     assert result.stderr == (
-        "error: RuntimeError: expected scalar type Half; to see where it came from, set CODISTILL_DEBUG=1\n"
+        "error: RuntimeError: expected scalar type Half; set CODISTILL_DEBUG=1 for the traceback\n"
     )
     monkeypatch.setenv("CODISTILL_DEBUG", "1")
     assert isinstance(codistill("bench", "quickstart").exception, RuntimeError)
@@ -207,7 +207,7 @@ def test_ctrl_c_outside_training_ends_with_130(codistill: Codistill, monkeypatch
     def interrupted(what: str | None) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(listing, "show_listings", interrupted)
+    monkeypatch.setattr(explore, "show_listings", interrupted)
     result = codistill("list")
     assert (result.exit_code, result.stderr) == (130, "")
 
@@ -220,7 +220,7 @@ def test_listings_have_every_name_with_a_line_on_it(codistill: Codistill) -> Non
         "data": get_args(Data.model_fields["name"].annotation),
         "studies": STUDIES,
     }
-    assert tuple(listing.LISTINGS) == tuple(expected)
+    assert tuple(explore.LISTINGS) == tuple(expected)
     for what, wanted in expected.items():
         rows = [line.split(maxsplit=1) for line in codistill("list", what).stdout.splitlines()]
         assert tuple(row[0] for row in rows) == wanted

@@ -111,7 +111,7 @@ def test_a_size_that_is_missing_or_too_small_says_what_to_type(codistill: Codist
     assert "augment.crop: 224 is more than the 64 pixels" in cropped.stderr
     odd = codistill("data", "folder", "--folder", photos, "data.image_size=8")
     assert (odd.exit_code, odd.stdout) == (2, "")
-    assert "data.image_size=8 is a change to a recipe; type --bench RECIPE too" in odd.stderr
+    assert "data.image_size=8 overrides a recipe, but none is given; add --bench RECIPE" in odd.stderr
 
 
 def test_a_folder_of_images_with_an_unreadable_one(codistill: Codistill, photos: Path) -> None:

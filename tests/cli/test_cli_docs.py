@@ -8,7 +8,7 @@ import pytest
 from typer.main import get_command
 
 from codistill.cli.app import app
-from codistill.cli.listing import LISTINGS
+from codistill.cli.explore import LISTINGS
 from codistill.recipes import resolve
 from codistill.studies import catalogue
 

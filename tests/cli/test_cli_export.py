@@ -33,9 +33,9 @@ def test_export_says_what_it_proved(finished: Any, codistill: Codistill) -> None
     rows = dict(line.split(maxsplit=1) for line in result.stdout.splitlines())
     assert rows["run"].strip() == f"{finished.folder}, finished: 2 of 2 epochs done"
     assert rows["network"].startswith("b, wrn-10-1")
-    assert rows["logits"].startswith("bit for bit those in the cohort with its trained heads, on 20 test images")
-    assert rows["graph"].startswith("the plain backbone's, node for node (77 nodes)")
-    assert rows["file"].startswith("gives the network's logits, bit for bit")
+    assert rows["logits"].startswith("bit for bit as in the cohort with its trained heads, on 20 test images")
+    assert rows["graph"].startswith("identical to the plain backbone, node for node (77 nodes)")
+    assert rows["file"].startswith("gives the same logits, bit for bit")
     assert "ratio" in rows["latency"]
     assert rows["written"].startswith("out/model.safetensors, labels.json, preprocessing.json, MODEL_CARD.md")
     assert len(list(Path("out").iterdir())) == 5

@@ -9,9 +9,9 @@ import pytest
 from calling import Codistill
 
 import zoo
-from codistill.cli.show import network_input
 from codistill.data import cifar, embedded
 from codistill.recipes import get, loads
+from codistill.studies.network_costs import network_input
 
 # Parameters and forward FLOPs of the backbone and of both heads, 100 classes, 32×32: counted by hand from the paper's
 # table, and pinned in the networks' own tests.

@@ -16,9 +16,9 @@ import torch
 from calling import TINY, Codistill, call
 from safetensors.torch import load_file, save_file
 
-from codistill.cli.displays import Lines
+from codistill.cli.terminal import Lines
 from codistill.cli.train import default_folder
-from codistill.engine import inputs, trainer
+from codistill.engine import checks, trainer
 from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.engine.signals import SIGNALS, StopRequest
 from codistill.recipes import get
@@ -178,11 +178,11 @@ def test_before_the_first_step_a_signal_ends_it_at_once(
         went_on.append(True)
         raise ValueError("nobody stopped me")
 
-    monkeypatch.setattr(inputs, "load", read_slowly)
+    monkeypatch.setattr(checks, "load", read_slowly)
     result = codistill("train", *TINY, "--out", "run")
     assert (result.exit_code, result.stderr, went_on) == (75, "", [])
     assert result.stdout.splitlines()[-2:] == [
-        "Stopped; nothing was saved yet. The same command begins again:",
+        "Stopped; nothing was saved yet. Start again with the same command:",
         "  " + shlex.join(["codistill", "train", *TINY, "--out", "run"]),
     ]
 
@@ -195,7 +195,7 @@ def test_a_stop_during_training_says_that_all_is_saved(codistill: Codistill, mon
     monkeypatch.setattr(Lines, "heartbeat", stop_in_the_second_epoch)
     result = codistill("train", *TINY, "--out", "run")
     assert result.exit_code == 75
-    assert "Stopped; everything is saved. The same command continues:" in result.stdout.splitlines()
+    assert "Stopped; everything is saved. Continue with the same command:" in result.stdout.splitlines()
 
 
 def test_a_save_that_was_cut_is_no_checkpoint(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_too_little_memory_is_answered_with_what_to_try(codistill: Codistill, mo
     monkeypatch.setattr(trainer, "train", no_memory)
     result = codistill("train", *TINY, "--out", "run")
     assert result.exit_code == 2
-    assert "too little memory" in result.stderr
+    assert "not have enough memory" in result.stderr
     assert "batch_size=32" in result.stderr
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from pictures import write_folder
 
-from codistill.cli.data import bench
+from codistill.cli.explore import bench_data
 from codistill.data.folder import How
 from codistill.data.layout import contents
 from codistill.data.pace import advice, decoding_rates
@@ -46,7 +46,7 @@ SMALL = ["networks={a: resnet-8, b: resnet-8}", "data.image_size=16", "augment.c
 
 def test_bench_measures_both_and_says_what_to_set(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     changes = [*SMALL, "runtime.device=cpu", "runtime.threads=1"]
-    bench(photos, "imagenet/resnet-18-twins", changes, seconds=0.1, images_per_s=None, as_json=True)
+    bench_data(photos, "imagenet/resnet-18-twins", changes, seconds=0.1, images_per_s=None, as_json=True)
     shown = capsys.readouterr()
     assert "measuring how fast images are decoded, by up to" in shown.err
     assert "measuring training steps of 4 images, which can take minutes on a CPU" in shown.err
@@ -58,7 +58,7 @@ def test_bench_measures_both_and_says_what_to_set(photos: Path, capsys: pytest.C
 
 
 def test_bench_in_words_beside_a_known_device(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    bench(photos, "imagenet/resnet-18-twins", SMALL, seconds=0.05, images_per_s=1.0, as_json=False)
+    bench_data(photos, "imagenet/resnet-18-twins", SMALL, seconds=0.05, images_per_s=1.0, as_json=False)
     shown = capsys.readouterr().out
     assert "decoding, 1 process " in shown
     assert "1 images/s (imagenet/resnet-18-twins, dcm; as given)" in shown
@@ -67,6 +67,6 @@ def test_bench_in_words_beside_a_known_device(photos: Path, capsys: pytest.Captu
 
 def test_bench_of_what_is_no_folder_of_images(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="needs the folders train and test"):
-        bench(tmp_path, "imagenet/resnet-18-twins", [], seconds=0.1, images_per_s=1.0, as_json=False)
+        bench_data(tmp_path, "imagenet/resnet-18-twins", [], seconds=0.1, images_per_s=1.0, as_json=False)
     with pytest.raises(ValueError, match=r"data.image_size: missing"):
-        bench(tmp_path, "cifar100/wrn-28-4-twins", [], seconds=0.1, images_per_s=1.0, as_json=False)
+        bench_data(tmp_path, "cifar100/wrn-28-4-twins", [], seconds=0.1, images_per_s=1.0, as_json=False)

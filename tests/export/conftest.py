@@ -10,7 +10,7 @@ from torch import Tensor
 
 from codistill.data import embedded
 from codistill.data.augment import normalise
-from codistill.export.exporting import Exported, export
+from codistill.export.export import Exported, export
 from codistill.export.formats import FORMATS
 from codistill.recipes.schema import Length
 from tiny import tiny_recipe

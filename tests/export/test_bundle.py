@@ -11,8 +11,7 @@ import pytest
 from tiny_runs import train
 
 from codistill.export import bundle
-from codistill.export.card import code
-from codistill.export.exporting import Exported, export
+from codistill.export.export import Exported, code, export
 from codistill.recipes.schema import Length
 from tiny import tiny_recipe
 
@@ -47,7 +46,7 @@ def test_an_earlier_export_is_replaced_whole(finished: Path, tmp_path: Path) -> 
 def test_other_files_are_refused_and_stay_when_forced(finished: Path, tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"somebody's own")
     (tmp_path / "labels.json").write_text("[]")
-    with pytest.raises(ValueError, match=r"holds files that are not an export's, such as labels.json; .* --force"):
+    with pytest.raises(ValueError, match=r"not part of an export, such as labels.json; .* --force"):
         export(finished, "a", "safetensors", tmp_path)
     assert found(tmp_path) == {"model.onnx", "labels.json"}
     export(finished, "a", "safetensors", tmp_path, force=True)
@@ -58,7 +57,7 @@ def test_other_files_are_refused_and_stay_when_forced(finished: Path, tmp_path: 
 
 def test_the_run_itself_is_no_place_for_an_export(copied: Path) -> None:
     before = found(copied)
-    with pytest.raises(ValueError, match="holds files that are not an export's"):
+    with pytest.raises(ValueError, match="contains files that are not part of an export"):
         export(copied, "a", "safetensors", copied)
     assert found(copied) == before
 
@@ -68,7 +67,7 @@ def test_an_export_json_of_somebody_else_makes_no_export(manifest: str, finished
     (tmp_path / "export.json").write_text(manifest)
     with pytest.raises(ValueError, match=r"such as export\.json"):
         export(finished, "a", "safetensors", tmp_path)
-    with pytest.raises(ValueError, match=r"is no export: it has no export\.json that can be read"):
+    with pytest.raises(ValueError, match=r"is not an export: it has no readable export\.json"):
         bundle.read(tmp_path)
 
 
@@ -96,7 +95,7 @@ def test_an_export_that_fails_leaves_nothing(finished: Path, tmp_path: Path, mon
 
     export(finished, "a", "safetensors", tmp_path / "old")
     before = {path.name: path.read_bytes() for path in (tmp_path / "old").iterdir()}
-    monkeypatch.setattr("codistill.export.exporting.prove", interrupt)
+    monkeypatch.setattr("codistill.export.export.prove", interrupt)
     for name in ("old", "new"):
         with pytest.raises(KeyboardInterrupt):
             export(finished, "b", "safetensors", tmp_path / name)
@@ -128,11 +127,11 @@ def test_the_card_says_what_the_result_says(exported: dict[str, Exported], finis
         f"| NLL | {last['nll']:.4f} nats per image |",
         f"| ECE | {last['ece']:.2f} % |",
         "| when | after epoch 1 of 1, the last; not the best epoch |",
-        "| runs | n = 1, seed 3; one run says nothing of how seeds differ |",
+        "| runs | n = 1, seed 3; one run says nothing about the variation between seeds |",
         "`fashion`: 70 training and 50 test images.",
         "Of the training labels, 40.0 % were replaced by wrong ones on purpose.",
         "| method | `dcm` |",
-        "| learned with | `b`, a `resnet-8` |",
+        "| trained with | `b`, a `resnet-8` |",
         "| seed | 3 |",
         "| images | 50 |",
         "## Licence",
@@ -150,9 +149,9 @@ def test_the_card_of_a_network_that_learned_alone(tmp_path: Path) -> None:
     recipe = tiny_recipe(method="independent", ema=0.0, length=Length(epochs=1).model_dump())
     exported = export(train(recipe, tmp_path / "run"), "a", "safetensors", tmp_path / "out")
     card = (exported.model.parent / "MODEL_CARD.md").read_text()
-    assert "| learned with | nobody |\n" in card
+    assert "| trained with | no other network |\n" in card
     assert "auxiliary classifiers" not in card
-    assert "- The plain network gives the very logits that it gave in the cohort, on 50 test images.\n" in card
+    assert "- The plain network gives the same logits, bit for bit, as in the cohort, on 50 test images.\n" in card
 
 
 def test_the_card_counts_images_that_were_left_out(copied: Path, tmp_path: Path) -> None:
@@ -161,7 +160,7 @@ def test_the_card_counts_images_that_were_left_out(copied: Path, tmp_path: Path)
     (copied / "data.json").write_text(json.dumps({**about, "skipped": skipped}))
     export(copied, "a", "safetensors", tmp_path / "out")
     card = (tmp_path / "out" / "MODEL_CARD.md").read_text()
-    assert "Images that could not be read and were left out: 1,200.\n" in card
+    assert "Unreadable images that were left out: 1,200.\n" in card
 
 
 @pytest.mark.parametrize(

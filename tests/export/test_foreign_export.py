@@ -17,7 +17,7 @@ from codistill.data.augment import normalise
 from codistill.data.images import ImageData, Images
 from codistill.engine import trainer
 from codistill.export import bundle
-from codistill.export.exporting import Exported, export
+from codistill.export.export import Exported, export
 from codistill.export.formats import FORMATS
 from codistill.recipes.schema import Length
 from tiny import tiny_recipe

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from codistill.data import embedded
 from codistill.export.bundle import Preprocessing
-from codistill.export.exporting import Exported
+from codistill.export.export import Exported
 from codistill.export.predict import Prediction, ReadyExport, Unreadable, find_images, predict
 
 IMAGES = 70  # more than one batch
@@ -64,10 +64,10 @@ def test_other_formats_are_called_unsupported(exported: dict[str, Exported], pho
     outcomes = predict(exported["safetensors"].model, [*files, tmp_path / "renamed.png"], top=1)
     why = [outcome.why for outcome in outcomes if isinstance(outcome, Unreadable)]
     assert why == [
-        "the format .webp is not supported, PNG and JPEG are; convert it",
-        "the format .bmp is not supported, PNG and JPEG are; convert it",
-        "the format of this file is not supported, PNG and JPEG are; convert it",
-        "its content is neither PNG nor JPEG; save it as one of them",
+        "the format .webp is not supported; convert it to PNG or JPEG",
+        "the format .bmp is not supported; convert it to PNG or JPEG",
+        "the format of this file is not supported; convert it to PNG or JPEG",
+        "its content is neither PNG nor JPEG; convert it to one of them",
     ]
 
 
@@ -145,10 +145,10 @@ def test_images_that_are_not_there(exported: dict[str, Exported], tmp_path: Path
 
 def test_models_that_are_none(finished: Path, photos: Path, tmp_path: Path) -> None:
     for model, said in (
-        (tmp_path / "nowhere", "no such file or folder; give what `codistill export --out` wrote"),
-        (photos, "is no export: it has no export.json"),
+        (tmp_path / "nowhere", "no such file or folder; give the folder that `codistill export --out` wrote"),
+        (photos, "is not an export: it has no readable export.json"),
         (finished, "it is a run; export it first: codistill export "),
-        (photos / "00.png", "is no export"),
+        (photos / "00.png", "is not an export"),
     ):
         with pytest.raises(ValueError, match=said):
             list(predict(model, [photos]))
@@ -159,7 +159,7 @@ def test_a_damaged_model(export_copy: Path, photos: Path) -> None:
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    with pytest.raises(ValueError, match=r"model.safetensors is not the file that was exported: damaged, or replaced"):
+    with pytest.raises(ValueError, match=r"model.safetensors is not the file that was exported \(damaged"):
         list(predict(export_copy, [photos]))
     file.unlink()
     with pytest.raises(ValueError, match="is not the file that was exported"):
@@ -167,16 +167,16 @@ def test_a_damaged_model(export_copy: Path, photos: Path) -> None:
 
 
 def test_a_file_beside_the_model(export_copy: Path, photos: Path) -> None:
-    with pytest.raises(ValueError, match=r"labels.json is not the export's model; that is model.safetensors"):
+    with pytest.raises(ValueError, match=r"labels.json is not the model file of this export; give model.safetensors"):
         list(predict(export_copy / "labels.json", [photos]))
 
 
 @pytest.mark.parametrize(
     ("file", "content", "said"),
     [
-        ("labels.json", '["a"]', "labels.json has 1 names for 10 classes"),
-        ("labels.json", "[1]", "labels.json or preprocessing.json is not as it was exported"),
-        ("preprocessing.json", "{}", "labels.json or preprocessing.json is not as it was exported"),
+        ("labels.json", '["a"]', "labels.json has 1 names, but the network has 10 classes"),
+        ("labels.json", "[1]", "labels.json or preprocessing.json is invalid"),
+        ("preprocessing.json", "{}", "labels.json or preprocessing.json is invalid"),
         ("preprocessing.json", "[", "is not readable as JSON"),
     ],
 )
@@ -192,7 +192,7 @@ def test_labels_and_preprocessing_that_do_not_fit(
 def test_images_that_cannot_come_from_files(export_copy: Path, photos: Path, change: dict[str, object]) -> None:
     how = json.loads((export_copy / "preprocessing.json").read_text())
     (export_copy / "preprocessing.json").write_text(json.dumps({**how, **change}))
-    with pytest.raises(ValueError, match="only square images, gray or RGB, are read from files"):
+    with pytest.raises(ValueError, match="predict reads only square gray or RGB images"):
         list(predict(export_copy, [photos]))
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import zoo
-from codistill.export.exporting import Exported
+from codistill.export.export import Exported
 from codistill.export.formats import FORMATS
-from codistill.export.plain import take_out
+from codistill.export.network import take_out
 from codistill.export.proofs import latency_ms, prove, require_same, same_nodes
 from codistill.networks.adapters.architecture import LibraryArchitecture
 from codistill.networks.backbone import Architecture, Backbone

@@ -12,9 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from codistill.export.exporting import Exported, export
-from codistill.export.formats import FORMATS, Pt2
-from codistill.export.identity import Identity
+from codistill.export.export import Exported, export
+from codistill.export.formats import FORMATS, Identity, Pt2
 from codistill.export.predict import predict
 
 MODULE = "module_named_in_a_pt2"
@@ -58,7 +57,7 @@ def test_torch_would_have_imported_the_module(hostile: Path) -> None:
 def test_predict_refuses_pt2_and_runs_nothing(hostile: Path, exported: dict[str, Exported]) -> None:
     Image.new("L", (28, 28)).save(hostile.parent / "photo.png")
     for model in (hostile, hostile / "model.pt2", exported["pt2"].model.parent):
-        with pytest.raises(ValueError, match=re.escape("model.pt2: predict takes safetensors and onnx")) as refused:
+        with pytest.raises(ValueError, match=re.escape("model.pt2: predict accepts only safetensors")) as refused:
             list(predict(model, [hostile.parent / "photo.png"]))
         assert "torch.export.load runs code that a pt2 file may contain" in str(refused.value)
         assert "codistill export RUN --network NAME --format safetensors --out DIR" in str(refused.value)
@@ -67,9 +66,9 @@ def test_predict_refuses_pt2_and_runs_nothing(hostile: Path, exported: dict[str,
 
 
 def test_only_what_this_process_has_written_is_loaded(hostile: Path, exported: dict[str, Exported]) -> None:
-    with pytest.raises(ValueError, match="only a file that this process has written is loaded"):
+    with pytest.raises(ValueError, match="only files written by this process are loaded"):
         FORMATS["pt2"].load(hostile / "model.pt2")
-    with pytest.raises(ValueError, match="only a file that this process has written is loaded"):
+    with pytest.raises(ValueError, match="only files written by this process are loaded"):
         Pt2().nodes(exported["pt2"].model, (1, 28, 28))
     assert MODULE not in sys.modules
 
@@ -85,7 +84,7 @@ def test_a_file_put_in_the_place_of_the_export_is_not_loaded(
         shutil.copy(hostile / "model.pt2", path)
 
     monkeypatch.setattr(Pt2, "write", write_and_lose)
-    with pytest.raises(ValueError, match="only a file that this process has written is loaded"):
+    with pytest.raises(ValueError, match="only files written by this process are loaded"):
         export(finished, "a", "pt2", tmp_path / "out")
     assert MODULE not in sys.modules
     assert not (tmp_path / "out").exists()

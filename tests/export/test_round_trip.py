@@ -14,7 +14,7 @@ from torch import Tensor
 
 from codistill.data import embedded
 from codistill.export import bundle
-from codistill.export.exporting import Exported
+from codistill.export.export import Exported
 from codistill.export.formats import FORMATS
 from codistill.networks.build import architecture
 

@@ -14,14 +14,14 @@ from tiny_runs import train
 
 from codistill.data import embedded
 from codistill.engine import trainer
-from codistill.export.exporting import export
+from codistill.export.export import export
 from codistill.export.formats import FORMATS
-from codistill.export.plain import take_out
+from codistill.export.network import take_out
 from codistill.export.proofs import prove
 from codistill.recipes.schema import Length
-from codistill.report.entries import overview
+from codistill.report.overview import overview
 from codistill.report.page import live
-from codistill.report.sources import find
+from codistill.report.read import find
 from codistill.runs.checkpoint import Store
 from tiny import tiny_recipe
 
@@ -64,7 +64,7 @@ def test_an_interrupted_run_ships_its_newest_checkpoint_and_says_so(interrupted:
     card = (tmp_path / "out" / "MODEL_CARD.md").read_text()
     assert "not finished: 1 of 2 epochs and 1 steps of the next were done" in card
     assert "after epoch 1 of 2 |" in card
-    assert "The weights are of a later moment than these numbers" in card
+    assert "The weights are newer than these numbers" in card
 
 
 def test_the_moving_average_ships(averaged: Path, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_weight_file_that_is_not_the_checkpoints_is_refused(copied: Path, tmp_
 
 
 def test_without_its_data_a_finished_run_is_proved_on_noise(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("codistill.export.plain.load", no_data)
+    monkeypatch.setattr("codistill.export.network.load", no_data)
     shipped = take_out(copied, "a")
     assert shipped.data is None
     file = copied / "weights" / "a.safetensors"
@@ -172,7 +172,7 @@ def test_own_data_keep_their_name(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_run_needs_its_data(interrupted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("codistill.export.plain.load", no_data)
+    monkeypatch.setattr("codistill.export.network.load", no_data)
     with pytest.raises(ValueError, match=r"those of fashion are not at hand, .* finish with: codistill train "):
         take_out(interrupted, "a")
 
@@ -225,7 +225,7 @@ def test_the_weight_file_of_another_network(copied: Path) -> None:
 def test_a_weight_file_that_codistill_did_not_write(copied: Path, about: dict[str, str] | None) -> None:
     file = copied / "weights" / "a.safetensors"
     save_file(load_file(file), file, about)
-    with pytest.raises(ValueError, match="does not say which network it holds"):
+    with pytest.raises(ValueError, match="does not name its network"):
         take_out(copied, "a")
 
 

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import zoo
-from codistill.cli.evaluate import evaluate
+from codistill.cli.results import evaluate
 from codistill.data.load import load
 from codistill.engine import trainer
 from codistill.engine.runtime import prepare

@@ -7,8 +7,8 @@ from typing import Any
 
 from codistill.recipes import files, get
 from codistill.recipes.schema import Recipe
-from codistill.report.entries import Overview, overview
-from codistill.report.sources import find
+from codistill.report.overview import Overview, overview
+from codistill.report.read import find
 from codistill.runs.files import to_json
 from codistill.studies import catalogue
 

@@ -16,7 +16,7 @@ from codistill.engine import trainer
 from codistill.report import mistakes
 from codistill.report.answers import Answers, NotAtHandError, answers
 from codistill.report.blocks import Chart, Gallery, Words
-from codistill.report.runs import read_run
+from codistill.report.read import read_run
 from tiny import tiny_recipe
 
 

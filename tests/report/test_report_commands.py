@@ -59,8 +59,8 @@ def test_a_run_that_is_left_out_is_warned_of(tmp_path: Path) -> None:
         (["report", "nowhere"], "nowhere: no such file or folder"),
         (["watch", "nowhere"], "nowhere: no such file or folder"),
         (["compare", "nowhere"], "nowhere: no such file or folder"),
-        (["compare", "nowhere", "-o", "table.png"], "unknown form of comparison '.png'"),
-        (["compare", "nowhere", "-o", "table"], "unknown form of comparison 'table'"),
+        (["compare", "nowhere", "-o", "table.png"], "unknown format of a comparison '.png'"),
+        (["compare", "nowhere", "-o", "table"], "unknown format of a comparison 'table'"),
     ],
 )
 def test_mistakes_are_said_in_a_sentence(arguments: list[str], words: str) -> None:
@@ -130,7 +130,7 @@ def test_compare_says_which_runs_do_not_count(tmp_path: Path) -> None:
     made_up_run(tmp_path / "going", quick(seed=2), epochs=2)
     done = call("compare", tmp_path)
     assert done.exit_code == 0
-    assert "warning: going is not finished, so it does not count" in done.stderr
+    assert "warning: going is not finished and is left out" in done.stderr
 
 
 def test_watch_in_a_terminal_and_as_json(tmp_path: Path) -> None:

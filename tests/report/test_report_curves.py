@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from made_up import SECONDS_PER_EPOCH, SEEDS, TRAIN_IMAGES, look, made_up_error, made_up_run, quick
 
-from codistill.report import curves, facts
+from codistill.report import curves, sections
 from codistill.report.blocks import Axis, Chart, Matrix, Series, thinned
 from codistill.report.page import live
 
@@ -83,11 +83,11 @@ def test_every_classifier_and_the_ensemble_have_a_line(tmp_path: Path) -> None:
 def test_pace_and_cost_follow_the_clock(study: Path) -> None:
     seen = look(study)
     assert {value for series in curves.pace(seen).series for value in series.y} == {TRAIN_IMAGES / SECONDS_PER_EPOCH}
-    chart = next(iter(facts.cost_blocks(seen)))
+    chart = next(iter(sections.cost_blocks(seen)))
     assert isinstance(chart, Chart)
     assert chart.x.unit == "min"
     assert {x for series in chart.series for x in series.x} == {12 * SECONDS_PER_EPOCH / 60}
-    row = facts.cost_table(seen).rows[0]
+    row = sections.cost_table(seen).rows[0]
     assert row[:5] == ("independent", 3, 2.0, 150, 1.0)
 
 

@@ -8,8 +8,8 @@ from made_up import METHODS, SEEDS, look, made_up_error, made_up_run, quick
 from scipy import stats
 
 from codistill import recipes
-from codistill.report import facts, outcomes
-from codistill.report.entries import known_study
+from codistill.report import sections
+from codistill.report.overview import known_study
 from codistill.studies import catalogue
 
 
@@ -29,7 +29,7 @@ def test_differences_are_paired_by_seed(study: Path) -> None:
         ).mean(axis=1)
         for method in METHODS
     }
-    chart = outcomes.differences(look(study))
+    chart = sections.differences(look(study).tables().differences)
     assert chart.x.labels == ("DML − independent", "DCM − independent", "DCM − DML")
     for place, (ours, theirs) in enumerate([("dml", "independent"), ("dcm", "independent"), ("dcm", "dml")]):
         gaps = errors[ours] - errors[theirs]
@@ -44,7 +44,7 @@ def test_every_seed_is_a_point_and_the_paper_has_its_own(tmp_path: Path) -> None
     for seed in (1, 2):
         rarely = ["evaluation.every_epochs=50", "evaluation.all_every_epochs=50"]
         made_up_run(tmp_path / f"run-{seed}", recipes.get("cifar100/wrn-28-10-twins", [f"seed={seed}", *rarely]))
-    chart = outcomes.outcome(look(tmp_path))
+    chart = sections.outcome(look(tmp_path))
     assert {series.name: len(series.y) for series in chart.series} == {"a": 2, "a, paper": 1, "b": 2, "b, paper": 1}
     paper = {series.name: series.y for series in chart.series if "paper" in series.name}
     assert paper == {"a, paper": (16.61,), "b, paper": (16.65,)}
@@ -122,13 +122,13 @@ COMMANDS = [
 @pytest.mark.parametrize(("changes", "command"), COMMANDS)
 def test_the_command_gives_the_recipe_back(changes: list[str], command: str) -> None:
     recipe = recipes.get("quickstart", changes)
-    assert facts.command(recipe) == command
+    assert sections.command(recipe) == command
     assert recipes.get("quickstart", command.split()[3:]) == recipe
 
 
 def test_a_recipe_of_no_catalogue_is_repeated_from_its_file() -> None:
     assert (
-        facts.command(quick(name="my own"))
+        sections.command(quick(name="my own"))
         == "codistill train recipe.yaml  # the recipe 'my own' below, saved as a file"
     )
 

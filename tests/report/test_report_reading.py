@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from made_up import SEEDS, append, look, made_up_run, quick, record, result
 
-from codistill.report.runs import read_run
-from codistill.report.sources import expand, find
+from codistill.report.read import expand, find, read_run
 
 
 def test_a_finished_run_has_its_result_and_its_whole_course(tmp_path: Path) -> None:

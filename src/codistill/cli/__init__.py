@@ -1,4 +1,4 @@
-"""The command line. Importing it imports no torch: help, listings and recipe errors are instant."""
+"""The command line. Importing it does not import torch, so help, listings and recipe errors are instant."""
 
 from codistill.cli.app import app
 

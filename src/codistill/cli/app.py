@@ -22,11 +22,11 @@ class Commands(TyperGroup):
         except (BrokenPipeError, typer.Exit, typer.Abort):
             raise  # the reader closed the pipe, as in `codistill list | head -1`, or the message is already printed
         except (ValueError, OSError, RuntimeError) as error:
-            from codistill.cli.output import in_words, shows_tracebacks
+            from codistill.cli.terminal import describe_error, shows_tracebacks
 
             if shows_tracebacks():
                 raise
-            typer.echo(f"error: {in_words(error)}", err=True)
+            typer.echo(f"error: {describe_error(error)}", err=True)
             raise typer.Exit(WRONG_INPUT) from None
 
 
@@ -109,7 +109,7 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Evaluate the weight files of a finished run again."""
-    from codistill.cli.evaluate import evaluate
+    from codistill.cli.results import evaluate
 
     evaluate(run, best=best, as_json=as_json)
 
@@ -128,7 +128,7 @@ def export(
     ] = False,
 ) -> None:
     """Export one network of a run, without its heads."""
-    from codistill.cli.export import export
+    from codistill.cli.results import export
 
     export(run, network, file_format, out, best=best, force=force)
 
@@ -143,7 +143,7 @@ def predict(
     as_json: AsJson = False,
 ) -> None:
     """Classify images with an exported network."""
-    from codistill.cli.predict import predict
+    from codistill.cli.results import predict
 
     raise typer.Exit(predict(model, images, top=top, as_json=as_json))
 
@@ -156,7 +156,7 @@ def list_(
     ] = None,
 ) -> None:
     """List recipes, methods, networks, data sets and studies."""
-    from codistill.cli.listing import show_listings
+    from codistill.cli.explore import show_listings
 
     show_listings(what)
 
@@ -174,14 +174,14 @@ def show(
     ] = False,
 ) -> None:
     """Show a complete recipe, its cost and its transfer graph."""
-    from codistill.cli import show
+    from codistill.cli import explore
 
     if svg:
-        show.draw(source, changes, svg)
+        explore.draw(source, changes, svg)
     elif mermaid:
-        show.print_mermaid(source, changes)
+        explore.print_mermaid(source, changes)
     else:
-        show.show(source, changes, as_json=as_json)
+        explore.show(source, changes, as_json=as_json)
 
 
 @command()
@@ -223,17 +223,19 @@ def data(
     as_json: AsJson = False,
 ) -> None:
     """Check a data set: location, contents and reading speed."""
-    from codistill.cli import data
+    from codistill.cli import explore
 
     if bench is None and changes:
-        raise ValueError(f"{changes[0]} overrides a recipe, but there is none; add --bench RECIPE, or leave it out")
+        raise ValueError(f"{changes[0]} overrides a recipe, but none is given; add --bench RECIPE")
     if bench is None:
-        data.describe(name, folder, download=download, image_size=image_size or 32, as_json=as_json)
+        explore.describe(name, folder, download=download, image_size=image_size or 32, as_json=as_json)
     elif name != "folder" or folder is None:
         raise ValueError("--bench needs a folder of images; type codistill data folder --folder DIR --bench RECIPE")
     else:
         size = [f"data.image_size={image_size}"] if image_size else []
-        data.bench(folder, bench, [*size, *changes], seconds=seconds, images_per_s=images_per_s, as_json=as_json)
+        explore.bench_data(
+            folder, bench, [*size, *changes], seconds=seconds, images_per_s=images_per_s, as_json=as_json
+        )
 
 
 @command()
@@ -244,7 +246,7 @@ def bench(
     as_json: AsJson = False,
 ) -> None:
     """Measure how fast a recipe trains on this machine."""
-    from codistill.cli.bench import bench
+    from codistill.cli.explore import bench
 
     bench(source, changes, steps=steps, as_json=as_json)
 
@@ -283,7 +285,7 @@ def study(
     publish: Annotated[Path | None, typer.Option(metavar="DIR", help="Copy the results of finished runs here.")] = None,
 ) -> None:
     """Train all runs of a study and print its table, with n and ±."""
-    from codistill.cli.output import console
+    from codistill.cli.terminal import console
     from codistill.studies.command import run_study
 
     code = run_study(
@@ -311,7 +313,7 @@ def report(
     ] = 20,
 ) -> None:
     """Write an HTML report: results, curves, mistakes and costs."""
-    from codistill.cli.report import report
+    from codistill.cli.results import report
 
     report(runs, out, patience_s=patience)
 
@@ -347,6 +349,6 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Compare runs or studies, with n, ± and paired differences."""
-    from codistill.cli.compare import compare
+    from codistill.cli.results import compare
 
     compare(runs, out, as_json=as_json)

@@ -1,4 +1,4 @@
-"""``codistill doctor``: is this machine ready, and what to do about what is not. Nothing here may fail by itself."""
+"""``codistill doctor``: checks whether this machine is ready to train. A check that fails is reported, never raised."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from typing import Literal
 import typer
 
 import codistill
-from codistill.cli.output import console
+from codistill.cli.terminal import console
 from codistill.hardware import cores
 
 OLDEST_PYTHON = (3, 11)
@@ -28,7 +28,7 @@ STYLES: dict[Status, str] = {"ok": "green", "warning": "yellow", "broken": "bold
 
 @dataclass(frozen=True)
 class Finding:
-    """``broken`` is for what no training can do without; ``advice`` says what to do about it."""
+    """``broken`` means that no training is possible; ``advice`` says what to do."""
 
     subject: str
     status: Status
@@ -37,7 +37,7 @@ class Finding:
 
 
 def report(*, as_json: bool) -> int:
-    """Print what was found; the exit code."""
+    """Print the findings; return the exit code."""
     findings = [finding for check in CHECKS for finding in attempt(check)]
     if as_json:
         typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
@@ -51,7 +51,7 @@ def report(*, as_json: bool) -> int:
 
 
 def attempt(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
-    """A check that fails is itself a finding: drivers and half-installed packages raise nearly anything."""
+    """Return the findings of a check, or its exception as one: broken drivers and packages raise nearly anything."""
     try:
         return list(check())
     except Exception as error:
@@ -91,12 +91,12 @@ def check_devices() -> Iterator[Finding]:
     if torch.backends.mps.is_available():
         yield Finding("device", "ok", "mps, Apple")
     if not torch.cuda.is_available() and not torch.backends.mps.is_available():
-        advice = "small recipes such as quickstart run well on it; the paper's need a GPU and a torch built for it"
+        advice = "fine for small recipes such as quickstart; the paper's recipes need a GPU and a torch build for it"
         yield Finding("device", "warning", "only the CPU", advice)
 
 
 def check_compiler() -> Iterator[Finding]:
-    """What runtime.compile=true needs: a C++ compiler for the CPU's code, Triton for a GPU's."""
+    """Check what runtime.compile=true needs: a C++ compiler for the CPU, Triton for a GPU."""
     import torch
 
     compilers = [name for name in (os.environ.get("CXX"), "g++", "clang++") if name and shutil.which(name)]
@@ -112,7 +112,7 @@ def check_compiler() -> Iterator[Finding]:
 
 def check_space() -> Iterator[Finding]:
     free = shutil.disk_usage(Path.cwd()).free
-    advice = "" if free >= ENOUGH_SPACE else "free some, or let --out name a folder on another disk"
+    advice = "" if free >= ENOUGH_SPACE else "free some space, or choose a folder on another disk with --out"
     yield Finding("space", "warning" if advice else "ok", f"{free / 1e9:,.1f} GB free in this folder", advice)
 
 

@@ -11,7 +11,7 @@ def complete(listing: str) -> Callable[[str], list[str]]:
     """Return a completion function for the names of a listing."""
 
     def names(incomplete: str) -> list[str]:
-        from codistill.cli.listing import LISTINGS
+        from codistill.cli.explore import LISTINGS
 
         return [name for name in LISTINGS[listing]() if name.startswith(incomplete)]
 

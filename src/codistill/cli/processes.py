@@ -13,7 +13,7 @@ from rich.console import Console
 
 from codistill import recipes
 from codistill.cli import train as single
-from codistill.cli.output import console, in_words, shows_tracebacks
+from codistill.cli.terminal import console, describe_error, shows_tracebacks
 from codistill.cli.train import (
     DONE,
     STOPPED,
@@ -150,7 +150,7 @@ def train_as_rank(recipe: Recipe, folder: Path, options: LaunchOptions, *, quiet
     except RuntimeError as error:  # not known to be wrong input: a launcher may try again
         if shows_tracebacks():
             raise
-        typer.echo(f"{world.describe(world.rank)}: {in_words(error)}", err=True)
+        typer.echo(f"{world.describe(world.rank)}: {describe_error(error)}", err=True)
         return LOST
     except ValueError as error:
         raise ValueError(f"{world.describe(world.rank)}: {error}") from error

@@ -1,41 +1,153 @@
-"""A finished run's result, read and printed."""
+"""``codistill evaluate``, ``export``, ``predict``, ``report`` and ``compare``: what to do with the results of runs."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rich.table import Table
+import typer
 
-from codistill.cli.output import number
+from codistill.cli.terminal import console, network_table, two_columns
+from codistill.cli.train import memory_explained
+from codistill.runs.files import to_json, write_atomically
+from codistill.runs.folder import RunFolder
+from codistill.wording import unknown
 
-# What a table of networks may show, with its decimal places; the training error is that of the augmented images.
-COLUMNS = {
-    "top1_error": ("test error %", 2),
-    "top5_error": ("top-5 error %", 2),
-    "nll": ("NLL", 4),
-    "ece": ("ECE %", 2),
-    "train_error": ("train error %", 2),
-}
+if TYPE_CHECKING:
+    from codistill.report.overview import Overview
+    from codistill.studies.report import Report
 
-Row = Mapping[str, float | None]
+DONE, SOME_UNREADABLE = 0, 1
+ON_CPU = "free it from other programs, or set CUDA_VISIBLE_DEVICES= to evaluate on the CPU"
 
 
-def last_epoch(result: Mapping[str, Any]) -> dict[str, Row]:
-    """Every network's row of the final table. A frozen teacher has no training error."""
-    train_error = result["epochs"][-1]["train_error"]
-    return {
-        name: {**network["last"], "train_error": train_error.get(f"{name}/final")}
-        for name, network in result["networks"].items()
+def evaluate(run: Path, *, best: bool, as_json: bool) -> None:
+    from codistill.engine.finished import evaluate_finished
+
+    with memory_explained(ON_CPU):
+        evaluation = evaluate_finished(RunFolder(run), best=best)
+    measured = {name: metrics.to_dict() for name, metrics in evaluation.metrics.items()}
+    recipe, epoch, differences = evaluation.recipe, evaluation.epoch, evaluation.differences
+    if as_json:
+        content = {"run": str(run), "epoch": epoch, "networks": measured, "equals_result": not differences}
+        typer.echo(to_json(content, indent=2))
+    else:
+        console().print(network_table(recipe.networks, measured))
+    if differences:
+        raise ValueError(f"{run}: the weights do not give the metrics in result.json:\n  " + "\n  ".join(differences))
+    if best and not as_json:
+        console().print(f"Epoch {epoch} of {recipe.length.epochs}, the best by validation error.")
+    if not as_json:
+        console().print("Equal to result.json.")
+
+
+def export(run: Path, network: str, file_format: str, out: Path, *, best: bool, force: bool) -> None:
+    from codistill.export import bundle
+    from codistill.export.export import export
+
+    exported = export(run, network, file_format, out, best=best, force=force)
+    shipped, proof = exported.shipped, exported.proof
+    epochs, done = shipped.history.recipe.length.epochs, shipped.done
+    steps = f" and {done.step} steps" if done.step else ""
+    taken = f"{done.epoch} of {epochs} epochs{steps} done"
+    if best:
+        taken = f"epoch {done.epoch} of {epochs}, the best by validation error"
+    state = "finished" if shipped.history.finished else "interrupted"
+    images = (
+        f"{proof.images} test images"
+        if proof.real_images
+        else f"{proof.images} images of noise (the data are not available)"
+    )
+    heads = " with its trained heads" if proof.heads_kept else " with new heads (no checkpoint left)"
+    close = f"to within {proof.largest_difference:.1e} of the largest" if proof.largest_difference else "bit for bit"
+    plain, its = proof.latency_ms["plain"], proof.latency_ms["exported"]
+    rows = {
+        "run": f"{run}, {state}: {taken}",
+        "network": f"{network}, {shipped.identity.network}" + (", moving average" if shipped.history.averaged else ""),
+        "logits": f"bit for bit as in the cohort{heads if shipped.heads else ''}, on {images}",
+        "graph": f"identical to the plain backbone, node for node ({proof.nodes} nodes)",
+        "file": f"gives the same logits, {close}",
+        "latency": f"plain {plain:.2f} ms, exported {its:.2f} ms, ratio {its / plain:.2f} (one image, this CPU)",
+        "written": f"{exported.model}, {bundle.LABELS}, {bundle.PREPROCESSING}, {bundle.CARD}",
     }
+    console().print(two_columns(rows))
 
 
-def table(networks: Mapping[str, str], rows: Mapping[str, Row]) -> Table:
-    """One row per network; ``networks`` says what each is."""
-    shown = {key: column for key, column in COLUMNS.items() if any(key in row for row in rows.values())}
-    table = Table()
-    table.add_column("network")
-    for heading, _ in shown.values():
-        table.add_column(heading, justify="right")
-    for name, row in rows.items():
-        cells = [number(row[key], digits) for key, (_, digits) in shown.items()]
-        table.add_row(f"{name}  {networks[name]}", *cells)
-    return table
+def predict(model: Path, images: Sequence[Path], *, top: int, as_json: bool) -> int:
+    """Print the most likely classes of every image; return the exit code."""
+    from codistill.export.predict import Unreadable, predict
+
+    predicted: list[dict[str, object]] = []
+    unreadable: list[dict[str, str]] = []
+    for outcome in predict(model, images, top):
+        if isinstance(outcome, Unreadable):
+            unreadable.append({"file": str(outcome.file), "why": outcome.why})
+            typer.echo(f"warning: {outcome.file} cannot be read and is skipped: {outcome.why}", err=True)
+            continue
+        predicted.append({"file": str(outcome.file), "top": [{"class": a, "probability": b} for a, b in outcome.top]})
+        if not as_json:
+            typer.echo(f"{outcome.file}  " + "  ".join(f"{name} {100 * value:.1f} %" for name, value in outcome.top))
+    if as_json:
+        typer.echo(to_json({"images": predicted, "unreadable": unreadable}, indent=2))
+    if not predicted:
+        raise ValueError("none of the images can be read")
+    return SOME_UNREADABLE if unreadable else DONE
+
+
+def report(paths: Sequence[Path], out: Path, *, patience_s: float) -> None:
+    from codistill.report.overview import overview
+    from codistill.report.page import report
+    from codistill.report.read import find
+
+    seen = overview(find(paths))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    page = report(seen, patience_s=patience_s)
+    page.write(out)
+    for text in seen.left_out:
+        typer.echo(f"warning: {text}", err=True)
+    runs = "1 run" if len(seen.runs) == 1 else f"{len(seen.runs)} runs"
+    size_mb = out.stat().st_size / 1e6
+    typer.echo(f"wrote {out}: {runs}, {len(page.charts)} charts, {size_mb:.1f} MB; open it in a browser")
+
+
+def compare(paths: Sequence[Path], out: Path | None, *, as_json: bool) -> None:
+    """Print the comparison, and write it to ``out`` in the format of its suffix."""
+    from codistill.report.overview import overview
+    from codistill.report.read import find
+    from codistill.studies.output import print_table
+
+    if out is not None and out.suffix not in FORMATS:
+        raise unknown("format of a comparison", out.suffix or str(out), FORMATS)
+    seen = overview(find(paths))
+    made = seen.tables()
+    if as_json:
+        typer.echo(to_json(made.to_json(), indent=2))
+    else:
+        for table in (made.errors, made.differences):
+            if table.rows:
+                print_table(table, console())
+    for text in (*seen.left_out, *(f"{run.name} is not finished and is left out" for run in seen.unfinished)):
+        typer.echo(f"warning: {text}", err=True)
+    if out is not None:
+        for file, content in FORMATS[out.suffix](seen, made, out).items():
+            write_atomically(file, content)
+            typer.echo(f"wrote {file}", err=True)
+
+
+def _to_html(seen: "Overview", made: "Report", out: Path) -> dict[Path, str]:
+    from codistill.report import page
+
+    return {out: page.report(seen).html()}
+
+
+def _to_csv(seen: "Overview", made: "Report", out: Path) -> dict[Path, str]:
+    return {out: made.errors.to_csv(), out.with_suffix(".differences.csv"): made.differences.to_csv()}
+
+
+# From a comparison to the contents of its files.
+FORMATS: dict[str, Callable[["Overview", "Report", Path], Mapping[Path, str]]] = {
+    ".html": _to_html,
+    ".csv": _to_csv,
+    ".md": lambda seen, made, out: {out: made.to_markdown()},
+    ".tex": lambda seen, made, out: {out: made.to_latex()},
+    ".json": lambda seen, made, out: {out: to_json(made.to_json(), indent=2) + "\n"},
+}

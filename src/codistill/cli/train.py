@@ -1,4 +1,4 @@
-"""``codistill train``: drives the engine's generator and says how it goes."""
+"""``codistill train``: runs the training generator of the engine and displays its progress."""
 
 import logging
 import re
@@ -11,9 +11,7 @@ import typer
 from rich.console import Console
 
 from codistill import recipes
-from codistill.cli.displays import Display, Lines, LiveTable
-from codistill.cli.output import console, duration
-from codistill.cli.results import last_epoch, table
+from codistill.cli.terminal import Display, Lines, LiveTable, console, duration, last_epoch, network_table
 from codistill.engine.signals import StoppedEarlyError, StopRequest
 from codistill.log import logging_to
 from codistill.recipes.schema import Recipe
@@ -25,7 +23,7 @@ DONE, STOPPED = 0, 75  # 75 is EX_TEMPFAIL: try again later
 
 
 def train(source: str, changes: Sequence[str], out: Path | None, *, quiet: bool, trackers: Sequence[str] = ()) -> int:
-    """Train to the end or until a signal; the exit code."""
+    """Train to the end or until a signal; return the exit code."""
     check(trackers)
     screen = console(quiet=quiet)
     recipe = resolve(source, changes, screen)
@@ -42,20 +40,20 @@ def train(source: str, changes: Sequence[str], out: Path | None, *, quiet: bool,
 
 
 def resolve(source: str, changes: Sequence[str], screen: Console) -> Recipe:
-    """The recipe that was asked for; what it leaves out of its base is printed."""
+    """Return the requested recipe; print the settings of its base that it drops."""
     with logging_to(ConsoleHandler(screen)):
         return recipes.resolve(source, changes)
 
 
 def stopped(folder: Path) -> str:
-    """The sentence, without its full stop, that ends a training which has not come to its end."""
+    """Return the closing sentence of a stopped training, without its full stop."""
     if RunFolder(folder).has_checkpoint():
-        return "Stopped; everything is saved. The same command continues"
-    return "Stopped; nothing was saved yet. The same command begins again"
+        return "Stopped; everything is saved. Continue with the same command"
+    return "Stopped; nothing was saved yet. Start again with the same command"
 
 
 def drive(recipe: Recipe, folder: Path, screen: Console, trackers: Sequence[str]) -> None:
-    """Train and show how it goes, until the end or a signal."""
+    """Train and display the progress, until the end or a signal."""
     with StopRequest() as stop, suppress(StoppedEarlyError):
         from codistill.engine import trainer
 
@@ -77,16 +75,16 @@ def memory_explained(advice: str) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise ValueError(f"the device has too little memory for this recipe; {advice}") from error
+        raise ValueError(f"the device does not have enough memory for this recipe; {advice}") from error
 
 
 def smaller(recipe: Recipe) -> str:
-    """What to try where a training does not fit."""
+    """Return what to try if a training does not fit into memory."""
     return f"try batch_size={max(1, recipe.batch_size // 2)} or runtime.precision=bf16"
 
 
 def default_folder(recipe: Recipe) -> Path:
-    """A recipe file may bear any name, so what could leave ``runs`` or puzzle a shell is replaced."""
+    """Return a folder in ``runs``; unsafe characters of the recipe's name are replaced."""
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", recipe.name).strip(".-") or "custom"
     return Path("runs") / f"{name}-{recipe.method}-seed{recipe.seed}"
 
@@ -98,7 +96,7 @@ def display(recipe: Recipe, folder: Path, screen: Console, stop: StopRequest) ->
 
 
 class ConsoleHandler(logging.Handler):
-    """What the engine logs, as lines among what is displayed; warnings also where little is displayed."""
+    """Prints log records above the display; warnings go to standard error, even with --quiet."""
 
     def __init__(self, screen: Console) -> None:
         super().__init__()
@@ -112,10 +110,10 @@ class ConsoleHandler(logging.Handler):
 
 
 def conclude(folder: Path, recipe: Recipe) -> None:
-    """How it ended: the last epoch of every network, and where the files are."""
+    """Print the last epoch of every network and the paths of the files."""
     run = RunFolder(folder)
     result = read_finished(run)
-    console().print(table(recipe.networks, last_epoch(result)))
+    console().print(network_table(recipe.networks, last_epoch(result)))
     epochs, elapsed = recipe.length.epochs, duration(result["elapsed_s"])
     typer.echo(f"{recipe.name}, {recipe.method}, seed {recipe.seed}: the last of {epochs} epochs, after {elapsed}")
-    typer.echo(f"result   {run.result}\nweights  {run.weights('NETWORK')}, free of heads")
+    typer.echo(f"result   {run.result}\nweights  {run.weights('NETWORK')}, without heads")

@@ -1,1 +1,1 @@
-"""Plain networks out of runs, written for other programs, and tried on images. Importing this imports no torch."""
+"""Exports plain networks from runs for other programs, and classifies images with them. Imports no torch by itself."""

@@ -1,6 +1,6 @@
-"""The folder of an export: the model, and beside it all that its user must know.
+"""The folder of an export: the model file, and the files that describe how to use it.
 
-``export.json`` is what makes a folder an export's: written last, it names the model and its checksum.
+``export.json`` identifies a folder as an export. It is written last, with the name and the checksum of the model file.
 """
 
 from collections.abc import Iterator
@@ -26,21 +26,21 @@ Side = Annotated[int, Field(ge=1)]
 
 
 class Preprocessing(BaseModel):
-    """From an image file to what the network takes: channels, resize, crop, range, then mean and std, in this order."""
+    """How an image file becomes the network's input: channels, resize, crop, range, mean and std, in this order."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     channels: Literal["L", "RGB"] | None
-    """As pillow calls them: grayscale or colours in this order; None for images that have other channels."""
+    """Pillow's mode, grayscale or RGB; None for images with other channels."""
     resize: tuple[Side, Side]
-    """To this height and width."""
+    """Height and width."""
     fit: Resize = "stretch"
-    """How an image of another shape becomes that: stretched, or the middle of its long side cut out first."""
+    """How an image of another shape is resized: stretched, or cropped to the middle of its long side first."""
     resampling: Literal["bilinear"] = "bilinear"
     centre_crop: tuple[Side, Side]
-    """Height and width of the middle that is cut out; as large as ``resize`` where nothing is."""
+    """Height and width of the centre crop; equal to ``resize`` if nothing is cropped."""
     value_range: tuple[float, float] = (0.0, 1.0)
-    """What 0 and 255 become before the mean is subtracted."""
+    """The values of 0 and 255 before the mean is subtracted."""
     mean: tuple[float, ...]
     std: tuple[float, ...]
     layout: Literal["NCHW"] = "NCHW"
@@ -49,7 +49,7 @@ class Preprocessing(BaseModel):
 
 @dataclass(frozen=True)
 class Bundle:
-    """An export as it lies on the disk."""
+    """An export on disk."""
 
     model: Path
     format: str
@@ -59,7 +59,7 @@ class Bundle:
 
 @contextmanager
 def staged(out: Path, *, force: bool) -> Iterator[Path]:
-    """A folder to put an export's files into; when all is well at the end they take their places in ``out``."""
+    """Yield a temporary folder for the files of an export; on success they are moved to ``out``."""
     refuse_foreign(out, force=force)
     is_new = not out.exists()
     with explained(out, "write the export"):
@@ -74,20 +74,20 @@ def staged(out: Path, *, force: bool) -> Iterator[Path]:
 
 
 def refuse_foreign(out: Path, *, force: bool) -> None:
-    """A new or empty folder, or an earlier export; another one only by force, and then other files in it stay."""
+    """Raise unless ``out`` is new, empty or an earlier export; with ``force`` it may contain other files."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file; choose a folder with --out")
     if force or not out.is_dir() or _manifest(out) is not None:
         return
     if found := sorted(path.name for path in out.iterdir() if not path.name.startswith(TEMPORARY)):
         raise ValueError(
-            f"{out} holds files that are not an export's, such as {found[0]}; choose another --out, or --force to "
-            f"put {', '.join((LABELS, PREPROCESSING, CARD, MANIFEST))} and the model among them"
+            f"{out} contains files that are not part of an export, such as {found[0]}; choose another --out, or add "
+            f"--force to write {', '.join((LABELS, PREPROCESSING, CARD, MANIFEST))} and the model next to them"
         )
 
 
 def _publish(stage: Path, out: Path) -> None:
-    """Take an earlier export's place, its model of another format included; the manifest comes last."""
+    """Move the files to ``out``, replacing an earlier export and its model file; write the manifest last."""
     earlier = _manifest(out)
     names = sorted(path.name for path in stage.iterdir())
     (model,) = set(names) & MODELS.keys()
@@ -99,32 +99,32 @@ def _publish(stage: Path, out: Path) -> None:
 
 
 def read(model: Path) -> Bundle:
-    """The export at ``model``, its folder or the model's file in it; raise if it is none, or is damaged."""
+    """Read the export at ``model``, a folder or the model file in it; raise if it is not an export or is damaged."""
     if not model.exists():
-        raise ValueError(f"{model}: no such file or folder; give what `codistill export --out` wrote")
+        raise ValueError(f"{model}: no such file or folder; give the folder that `codistill export --out` wrote")
     folder = model if model.is_dir() else model.parent
     manifest = _manifest(folder)
     if manifest is None:
         if RunFolder(folder).recipe.exists():
             advice = f"it is a run; export it first: codistill export {folder} --network NAME --out DIR"
         else:
-            advice = "give the folder that `codistill export --out` wrote, or the model's file in it"
-        raise ValueError(f"{folder} is no export: it has no {MANIFEST} that can be read; {advice}")
+            advice = "give the folder that `codistill export --out` wrote, or the model file in it"
+        raise ValueError(f"{folder} is not an export: it has no readable {MANIFEST}; {advice}")
     path = folder / manifest["model"]
     if model != folder and model.name != path.name:
-        raise ValueError(f"{model} is not the export's model; that is {path.name}")
+        raise ValueError(f"{model} is not the model file of this export; give {path.name}")
     if not path.is_file() or _sha256(path) != manifest["sha256"]:
-        raise ValueError(f"{path} is not the file that was exported: damaged, or replaced; export it again")
+        raise ValueError(f"{path} is not the file that was exported (damaged or replaced); export it again")
     try:
         labels = TypeAdapter(tuple[str, ...]).validate_python(read_json(folder / LABELS, MAX_BYTES, follow_links=True))
         preprocessing = Preprocessing.model_validate(read_json(folder / PREPROCESSING, MAX_BYTES, follow_links=True))
     except ValidationError as error:
-        raise ValueError(f"{folder}: {LABELS} or {PREPROCESSING} is not as it was exported: {error}") from None
+        raise ValueError(f"{folder}: {LABELS} or {PREPROCESSING} is invalid; export it again: {error}") from None
     return Bundle(path, MODELS[path.name], labels, preprocessing)
 
 
 def _manifest(folder: Path) -> dict[str, Any] | None:
-    """What export.json says, if this version understands it."""
+    """Return the content of export.json, or None if it is missing or this version does not support it."""
     try:
         manifest = read_json(folder / MANIFEST, follow_links=True)
     except RunError:

@@ -1,23 +1,30 @@
-"""The three ways in which a network is written, and how each is read back.
+"""The file formats of an export, how each is written and read back, and the identity that a weight file carries.
 
-A format knows how to ``write`` a network, which ``nodes`` the file holds, and how to ``load`` it as images → logits.
+A format can ``write`` a network, list the ``nodes`` of a file's graph, and ``load`` a file as images → logits.
 """
 
 import io
 import logging
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+import safetensors.torch
 import torch
+from pydantic import TypeAdapter
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from codistill.export.identity import Identity, read_weights, write_weights
+from codistill.data.images import ImageData
+from codistill.networks.build import architecture
+from codistill.runs.files import to_json
+from codistill.runs.weights import load_strictly
 from codistill.wording import install_hint, unknown
 
 if TYPE_CHECKING:
@@ -29,30 +36,75 @@ Classify = Callable[[Tensor], Tensor]
 InputShape = tuple[int, int, int]
 
 PT2_RUNS_CODE = "torch.export.load runs code that a pt2 file may contain"
+METADATA = "codistill"  # the only metadata key, the same as in the weight files of a run
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a weight file says about itself: enough to build its network and to normalise its input."""
+
+    network: str
+    num_classes: int
+    in_channels: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    class_names: tuple[str, ...]
+
+    @classmethod
+    def of_data(cls, network: str, data: ImageData) -> "Identity":
+        return cls(network, data.num_classes, data.channels, data.mean, data.std, data.class_names)
+
+    def __post_init__(self) -> None:
+        if len(self.class_names) != self.num_classes or not len(self.mean) == len(self.std) == self.in_channels:
+            raise ValueError(f"the lists do not match {self.num_classes} classes and {self.in_channels} channels")
+
+    def build(self, weights: Mapping[str, Tensor]) -> nn.Module:
+        """Return a new network with these weights, in evaluation mode and without gradients."""
+        network = architecture(self.network).backbone(self.num_classes, self.in_channels).release()
+        load_strictly(network, weights, "these weights")
+        network.eval().requires_grad_(False)
+        return network
+
+
+def write_weights(path: Path, identity: Identity, weights: Mapping[str, Tensor]) -> None:
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+    safetensors.torch.save_file(plain, path, {METADATA: to_json(asdict(identity))})
+
+
+def read_weights(path: Path) -> tuple[Identity, dict[str, Tensor]]:
+    """Read a weight file of a run or an export; return its identity and its tensors."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            identity = TypeAdapter(Identity).validate_json(file.metadata()[METADATA], strict=True)
+            return identity, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{path} is not a readable safetensors file ({error})") from None
+    except (ValueError, TypeError, KeyError):
+        raise ValueError(f"{path} does not name its network, so it was not written by codistill") from None
 
 
 class Format(ABC):
     name: ClassVar[str]
     file: ClassVar[str]
     tolerance: ClassVar[float] = 0.0
-    """How far logits may be from the network's own; 0: not by a bit."""
+    """Largest relative difference from the network's logits; 0 requires identical bits."""
 
     def check_libraries(self) -> None:  # noqa: B027
-        """Raise if a library that it needs is missing, before any work is done; most need none."""
+        """Raise before any work is done if a required library is missing; most formats need none."""
 
     @abstractmethod
     def write(self, path: Path, network: nn.Module, identity: Identity, shape: InputShape) -> None: ...
 
     @abstractmethod
     def nodes(self, path: Path, shape: InputShape) -> list[str]:
-        """The file's graph, node for node, as text that can be compared."""
+        """Return the nodes of the file's graph as comparable text."""
 
     @abstractmethod
     def load(self, path: Path) -> Classify: ...
 
 
 class Safetensors(Format):
-    """The weights alone. The graph is the one that the network's name stands for."""
+    """The weights alone; the name of the network determines the graph."""
 
     name, file = "safetensors", "model.safetensors"
 
@@ -68,23 +120,23 @@ class Safetensors(Format):
 
 
 class Pt2(Format):
-    """torch.export's own archive: runs wherever torch does, without codistill.
+    """The archive of torch.export: needs torch but not codistill.
 
-    torch.export.load imports modules and unpickles objects that a file names. So ``load`` takes only what ``write`` of
-    this process made: enough to check an export, and no file from elsewhere can be run.
+    torch.export.load imports modules and unpickles objects that a file names. So ``load`` accepts only files that
+    ``write`` produced in this process: enough to verify an export, and no other file is ever run.
     """
 
     name, file = "pt2", "model.pt2"
 
     def __init__(self) -> None:
         self._written: set[bytes] = set()
-        """SHA-256 of every file that this process has written."""
+        """SHA-256 of every file written by this process."""
 
     def write(self, path: Path, network: nn.Module, identity: Identity, shape: InputShape) -> None:
         program = _traced(network, shape)
         program.example_inputs = None  # they would be pickled
         for node in program.graph.nodes:
-            node.meta.pop("stack_trace", None)  # it names folders of the machine that wrote it
+            node.meta.pop("stack_trace", None)  # contains paths of this machine
         archive = io.BytesIO()
         torch.export.save(program, archive)
         self._written.add(sha256(archive.getbuffer()).digest())
@@ -97,9 +149,9 @@ class Pt2(Format):
         return self._read(path).module()
 
     def _read(self, path: Path) -> ExportedProgram:
-        content = path.read_bytes()  # loaded from memory: the file may be replaced after it was compared
+        content = path.read_bytes()  # loaded from memory, because the file could be replaced after the comparison
         if sha256(content).digest() not in self._written:
-            raise ValueError(f"{path}: {PT2_RUNS_CODE}; only a file that this process has written is loaded")
+            raise ValueError(f"{path}: {PT2_RUNS_CODE}; only files written by this process are loaded")
         return torch.export.load(io.BytesIO(content))
 
 
@@ -130,7 +182,7 @@ class Onnx(Format):
         assert program is not None
         model = program.model_proto
         for part in (*model.graph.node, *model.graph.value_info, *model.graph.input, *model.graph.output):
-            del part.metadata_props[:]  # notes for torch's developers, folders of the machine that wrote it among them
+            del part.metadata_props[:]  # debugging notes of torch, including paths of this machine
         path.write_bytes(model.SerializeToString())
 
     def nodes(self, path: Path, shape: InputShape) -> list[str]:
@@ -156,7 +208,7 @@ FORMATS: dict[str, Format] = {one.name: one for one in (Safetensors(), Pt2(), On
 
 
 def get(name: str) -> Format:
-    """The format of that name, its libraries there."""
+    """Return a format by name; raise if it is unknown or its libraries are missing."""
     if name not in FORMATS:
         raise unknown("format", name, FORMATS)
     FORMATS[name].check_libraries()
@@ -164,7 +216,7 @@ def get(name: str) -> Format:
 
 
 def _traced(network: nn.Module, shape: InputShape) -> ExportedProgram:
-    """For a batch of any size; with an example of 1, torch would take the size for a constant."""
+    """Trace for any batch size; with an example batch of 1, torch would treat the size as constant."""
     return torch.export.export(network, (torch.zeros(2, *shape),), dynamic_shapes=({0: Dim("batch")},))
 
 
@@ -179,7 +231,7 @@ def _onnx_node(node: "onnx.NodeProto") -> str:
 
 @contextmanager
 def _quiet_export() -> Iterator[None]:
-    """Without torch's words to its own developers and on torchvision, of which nothing here has any use."""
+    """Silence torch's developer warnings and its notes on torchvision, which do not apply here."""
     registration = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = registration.level
     registration.setLevel(logging.ERROR)

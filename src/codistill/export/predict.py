@@ -1,4 +1,4 @@
-"""Classes for image files, by a network exported as safetensors or ONNX."""
+"""Classifies image files with a network exported as safetensors or ONNX."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ BATCH = 64
 
 @dataclass(frozen=True)
 class Prediction:
-    """An image's likeliest classes with their probabilities, the likeliest first."""
+    """The most likely classes of an image with their probabilities, in descending order."""
 
     file: Path
     top: tuple[tuple[str, float], ...]
@@ -33,7 +33,7 @@ class Unreadable:
 
 
 def predict(model: Path, images: Sequence[Path], top: int = 5) -> Iterator[Prediction | Unreadable]:
-    """Every image in turn, those below folders too; one that cannot be read is named and does not stop the others."""
+    """Classify images and all images in folders, one by one; an unreadable image is yielded as ``Unreadable``."""
     files = find_images(images)
     network = ReadyExport.load(model)
     for start in range(0, len(files), BATCH):
@@ -45,7 +45,7 @@ def predict(model: Path, images: Sequence[Path], top: int = 5) -> Iterator[Predi
 
 
 def find_images(paths: Sequence[Path]) -> list[Path]:
-    """The files that were named, and the PNG and JPEG files below the folders that were, each once."""
+    """Return the given files and all PNG and JPEG files in the given folders, each once."""
     found: dict[Path, None] = {}
     for path in paths:
         if path.is_dir():
@@ -62,13 +62,13 @@ def find_images(paths: Sequence[Path]) -> list[Path]:
 
 def _unidentified(suffix: str) -> str:
     if suffix in SUFFIXES:
-        return "its content is neither PNG nor JPEG; save it as one of them"
-    return f"the format {suffix or 'of this file'} is not supported, PNG and JPEG are; convert it"
+        return "its content is neither PNG nor JPEG; convert it to one of them"
+    return f"the format {suffix or 'of this file'} is not supported; convert it to PNG or JPEG"
 
 
 @dataclass(frozen=True)
 class ReadyExport:
-    """An export that is ready to be used."""
+    """An export loaded for classification."""
 
     classify: formats.Classify
     labels: tuple[str, ...]
@@ -79,20 +79,20 @@ class ReadyExport:
         export = bundle.read(model)
         if export.format == formats.Pt2.name:
             raise ValueError(
-                f"{export.model}: predict takes safetensors and onnx, because {formats.PT2_RUNS_CODE}; export the run "
-                "again: codistill export RUN --network NAME --format safetensors --out DIR"
+                f"{export.model}: predict accepts only safetensors and onnx: {formats.PT2_RUNS_CODE}; export the "
+                "run again: codistill export RUN --network NAME --format safetensors --out DIR"
             )
         how = export.preprocessing
         height, width = how.resize
         if how.channels is None or height != width or how.centre_crop[0] != how.centre_crop[1]:
             raise ValueError(
-                f"{model} takes {len(how.mean)} channels of {height}×{width}; only square images, gray or RGB, are "
-                f"read from files: prepare yours as {bundle.PREPROCESSING} says and call the network (docs/export.md)"
+                f"{model} expects {len(how.mean)} channels of {height}×{width}, but predict reads only square gray or "
+                f"RGB images; prepare yours as in {bundle.PREPROCESSING} and call the network (docs/export.md)"
             )
         return cls(formats.get(export.format).load(export.model), export.labels, how)
 
     def read(self, file: Path) -> Tensor | Unreadable:
-        """Pixels [C, H, W], decoded as the training's were."""
+        """Return the pixels [C, H, W], decoded as in training, or why the file cannot be read."""
         if not file.is_file():
             return Unreadable(file, "not a regular file")
         try:
@@ -114,7 +114,8 @@ class ReadyExport:
         images = normalise(cropped, torch.tensor(how.mean), torch.tensor(how.std))
         probabilities_BC = self.classify(images).softmax(dim=-1)
         if probabilities_BC.shape[-1] != len(self.labels):
-            raise ValueError(f"{bundle.LABELS} has {len(self.labels)} names for {probabilities_BC.shape[-1]} classes")
+            classes = probabilities_BC.shape[-1]
+            raise ValueError(f"{bundle.LABELS} has {len(self.labels)} names, but the network has {classes} classes")
         values_BK, classes_BK = probabilities_BC.topk(min(top, len(self.labels)), dim=-1)
         return [
             tuple((self.labels[index], value) for index, value in zip(indices, values, strict=True))

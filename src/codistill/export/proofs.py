@@ -1,4 +1,4 @@
-"""What is proved of every export before its files take their place: nothing was lost, and nothing was left in."""
+"""Verifies every export before its files are moved into place: same logits, and a graph without heads."""
 
 import time
 from collections.abc import Mapping
@@ -10,9 +10,8 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor, nn
 
-from codistill.export.formats import Classify, Format
-from codistill.export.identity import Identity
-from codistill.export.plain import Shipped
+from codistill.export.formats import Classify, Format, Identity
+from codistill.export.network import Shipped
 
 IMAGES = 64
 ROUNDS = 20
@@ -20,7 +19,7 @@ ROUNDS = 20
 
 @dataclass(frozen=True)
 class Proof:
-    """What was compared. ``largest_difference`` is that of the file's logits, as a share of the network's largest."""
+    """What was verified. ``largest_difference`` is relative to the largest logit of the network."""
 
     images: int
     real_images: bool
@@ -28,18 +27,18 @@ class Proof:
     nodes: int
     largest_difference: float
     latency_ms: Mapping[str, float]
-    """Of one image, the median of turns taken by the plain network and the exported one."""
+    """Median latency for one image of the plain and the exported network, measured alternately."""
 
 
 @torch.no_grad()
 def prove(shipped: Shipped, form: Format, path: Path) -> Proof:
-    """Compare the file at ``path`` with the plain network, and that with the cohort; raise where they differ."""
+    """Compare the file at ``path`` with the plain network, and that with the cohort; raise if they differ."""
     history, images = shipped.history, proof_images(shipped)
     logits = shipped.network(images)
     if not logits.isfinite().all():
         raise ValueError(
-            f"{history.folder.path}: the logits of {history.name} are not finite, so its training diverged and there "
-            f"is nothing to ship; see its {history.folder.journal.name}"
+            f"{history.folder.path}: the logits of {history.name} are not finite because its training diverged, so it "
+            f"cannot be exported; see {history.folder.journal.name}"
         )
     with_heads = shipped.cohort(images)[f"{history.name}/final"]
     require_same(logits, with_heads, "the plain network and the one in the cohort with its heads")
@@ -58,14 +57,14 @@ def prove(shipped: Shipped, form: Format, path: Path) -> Proof:
 
 
 def proof_images(shipped: Shipped) -> Tensor:
-    """Real test images, or noise of the same shape where the run's data are not at hand."""
+    """Return test images, or noise of the same shape if the run's data are not available."""
     if shipped.data is not None:
         return shipped.prepared(shipped.data.test.pixels[:IMAGES])
     return torch.randn(IMAGES, *shipped.input_shape, generator=torch.Generator().manual_seed(0))
 
 
 def require_same(first: Tensor, second: Tensor, what: str, tolerance: float = 0.0) -> float:
-    """The largest difference of two networks' logits, as a share of the largest logit, or of 1 where that is less."""
+    """Return the largest difference of two logit tensors relative to max(1, largest logit); raise above tolerance."""
     worst = float((first - second).abs().max())
     share = worst / max(1.0, float(first.abs().max()))
     if not share <= tolerance:
@@ -74,7 +73,7 @@ def require_same(first: Tensor, second: Tensor, what: str, tolerance: float = 0.
 
 
 def same_nodes(form: Format, path: Path, plain: nn.Module, identity: Identity, shape: tuple[int, int, int]) -> int:
-    """How many nodes the file's graph has, each of them the one that ``plain`` has in this format, in its order."""
+    """Return the number of nodes of the file's graph; raise unless they are those of ``plain`` in the same format."""
     with TemporaryDirectory() as folder:
         reference = Path(folder) / form.file
         form.write(reference, plain, identity, shape)
@@ -84,12 +83,12 @@ def same_nodes(form: Format, path: Path, plain: nn.Module, identity: Identity, s
         if mine != its:
             raise ValueError(f"the exported graph is not the plain backbone's: node {number} is {mine}, not {its}")
     if len(found) != len(expected):
-        raise ValueError(f"the exported graph has {len(found)} nodes, and the plain backbone {len(expected)}")
+        raise ValueError(f"the exported graph has {len(found)} nodes, but the plain backbone has {len(expected)}")
     return len(found)
 
 
 def latency_ms(networks: Mapping[str, Classify], image: Tensor) -> dict[str, float]:
-    """The networks take turns, so that whatever else the machine does slows all of them alike."""
+    """Return the median latency of each network; they alternate, so other load affects all of them alike."""
     taken: dict[str, list[float]] = {name: [] for name in networks}
     for turn in range(ROUNDS + 2):  # the first two warm up
         for name, network in networks.items():

@@ -18,7 +18,7 @@ from codistill.data.load import load
 from codistill.engine.evaluate import CALIBRATION_BINS
 from codistill.engine.finished import TOLERANCES, classify_finished, has_test_images_of, other_test_images
 from codistill.engine.runtime import prepared
-from codistill.report.runs import SeenRun
+from codistill.report.read import SeenRun
 from codistill.runs.folder import RunFolder
 
 BATCH = 500

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from codistill.report.blocks import Axis, Block, Chart, Fold, Series, Words
-from codistill.report.entries import Entry, Overview
-from codistill.report.runs import SeenRun
+from codistill.report.overview import Entry, Overview
+from codistill.report.read import SeenRun
 from codistill.studies.curves import Point
 
 EPOCH = Axis("epoch")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from codistill.report.blocks import Axis, Block, Chart, Gallery, Matrix, Mistake, Series, Words
 from codistill.report.curves import ERROR
-from codistill.report.entries import Entry, Overview
+from codistill.report.overview import Entry, Overview
 
 if TYPE_CHECKING:
     from torch import Tensor

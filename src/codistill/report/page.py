@@ -12,10 +12,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 import codistill
-from codistill.report import curves, facts, mistakes, outcomes
+from codistill.report import curves, mistakes, sections
 from codistill.report.blocks import Block, Chart, Drawing, Fold, Matrix, Section, Words, laid_out
-from codistill.report.entries import Entry, Overview, overview
-from codistill.report.sources import find
+from codistill.report.overview import Entry, Overview, overview
+from codistill.report.read import find
 from codistill.runs.files import write_atomically
 from codistill.studies.tables import Table, shown
 from codistill.transfer.drawing import summary
@@ -67,7 +67,7 @@ def report(seen: Overview, *, patience_s: float = PATIENCE_S) -> Page:
     """The page of runs at rest; computing the networks' answers may take up to ``patience_s`` seconds."""
     asked, missing = mistakes.ask(seen, patience_s)
     answers = tuple(mistakes.blocks(seen, asked, missing))
-    return _page(seen, asked, answers, (*facts.counted_cost(seen), *facts.cost_blocks(seen)))
+    return _page(seen, asked, answers, (*sections.counted_cost(seen), *sections.cost_blocks(seen)))
 
 
 def live(seen: Overview) -> Page:
@@ -77,19 +77,19 @@ def live(seen: Overview) -> Page:
     )
     # Operations are counted on networks, with torch: a study that shows them does so when it is at rest.
     seen = replace(seen, study=replace(seen.study, shows_cost=False))
-    return replace(_page(seen, {}, (Words(words, missing=True),), tuple(facts.cost_blocks(seen))), live=True)
+    return replace(_page(seen, {}, (Words(words, missing=True),), tuple(sections.cost_blocks(seen))), live=True)
 
 
 def _page(seen: Overview, asked: mistakes.Asked, answers: tuple[Block, ...], costs: tuple[Block, ...]) -> Page:
-    sections = (
-        Section("results", "Results", tuple(outcomes.blocks(seen))),
+    parts = (
+        Section("results", "Results", tuple(sections.result_blocks(seen))),
         Section("learning", "Learning", curves.learning(seen), _learning_words(seen)),
         Section("teaching", "Who teaches whom", tuple(_teaching(seen, asked)), TEACHING),
         Section("answers", "Answers", (curves.calibration_error(seen), *answers), ANSWERS),
         Section("cost", "Cost", costs),
-        Section("repeat", "Repeat it", tuple(facts.repeat_blocks(seen))),
+        Section("repeat", "Repeat it", tuple(sections.repeat_blocks(seen))),
     )
-    return Page(_title(seen), _subtitle(seen), sections)
+    return Page(_title(seen), _subtitle(seen), parts)
 
 
 TEACHING = "An arrow goes from a source to a learner. Matrices have a row for each learner, a column for each source."

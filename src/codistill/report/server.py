@@ -12,9 +12,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-from codistill.report.entries import Overview, overview
+from codistill.report.overview import Overview, overview
 from codistill.report.page import live
-from codistill.report.sources import expand, find
+from codistill.report.read import expand, find
 from codistill.runs.folder import RunFolder
 
 LOOPBACK = "127.0.0.1"

@@ -1,6 +1,6 @@
-"""A network as it ships, out of any run: without heads, averaged where the recipe says so, finished or interrupted.
+"""Loads a network from a run as it ships: without heads, and averaged if the recipe has a moving average.
 
-From the run's end, or where it is interrupted from its newest checkpoint; or from the best by validation error.
+Source is the end of a finished run, the newest checkpoint of an interrupted one, or the best by validation error.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from codistill.data.images import ImageData
 from codistill.data.load import load
 from codistill.engine.schedule import Position
 from codistill.engine.state import cohort_of
-from codistill.export.identity import Identity, read_weights
+from codistill.export.formats import Identity, read_weights
 from codistill.recipes import files
 from codistill.recipes.schema import Recipe
 from codistill.runs.checkpoint import Saved, Store
@@ -38,14 +38,14 @@ from codistill.wording import unknown
 
 @dataclass(frozen=True)
 class History:
-    """What a run's folder tells of one of its networks, besides the weights."""
+    """The facts about one network in a run's folder, except its weights."""
 
     folder: RunFolder
     recipe: Recipe
     name: str
     finished: bool
     report: Mapping[str, Any]
-    """What was noted of the data."""
+    """The run's data.json."""
     environment: Mapping[str, Any]
 
     @classmethod
@@ -62,7 +62,7 @@ class History:
 
     @property
     def averaged(self) -> bool:
-        """Whether it is the moving average that ships."""
+        """Whether the moving average of the weights ships."""
         return ships_average(self.recipe, self.name)
 
     @property
@@ -71,7 +71,7 @@ class History:
 
     @property
     def image_size(self) -> tuple[int, int]:
-        """Of the images, before their centre is cut out."""
+        """Height and width of the images before the centre crop."""
         _, height, width = self.report["sets"]["test"]["shape"]
         return height, width
 
@@ -80,12 +80,12 @@ class History:
         return Store(self.folder.checkpoints)
 
     def measured_until(self, epoch: int) -> dict[str, Any] | None:
-        """The network's metrics at the last evaluation up to then, with its ``epoch``; None before the first."""
+        """Return the metrics of the last evaluation up to ``epoch``, with their epoch; None before the first."""
         records = [record for record in read_journal(self.folder.journal) if record["epoch"] <= epoch]
         return {"epoch": records[-1]["epoch"], **records[-1]["test"][f"{self.name}/final"]} if records else None
 
     def data_at_hand(self) -> ImageData | None:
-        """The run's own data, if they can still be read and are still the same."""
+        """Return the run's data if they can be read and are unchanged, otherwise None."""
         try:
             data = load(seed=self.recipe.seed, **self.recipe.data.model_dump())
         except (ValueError, OSError):
@@ -95,7 +95,7 @@ class History:
 
 @dataclass(frozen=True)
 class Shipped:
-    """A network out of its run, beside the cohort that it learned in."""
+    """A plain network taken from a run, and the cohort that it was trained in."""
 
     history: History
     done: Position
@@ -103,14 +103,14 @@ class Shipped:
     network: nn.Module
     cohort: Cohort
     heads_kept: bool
-    """Whether the cohort's heads are the trained ones; where no checkpoint is left they are new, in the same places."""
+    """Whether the cohort has its trained heads; without a checkpoint they are new, at the same exits."""
     data: ImageData | None
     is_best: bool = False
-    """Whether it is of the epoch with the lowest validation error, instead of the last."""
+    """Whether it is from the epoch with the lowest validation error instead of the last."""
 
     @property
     def heads(self) -> int:
-        """How many it learned with; not every method has any."""
+        """Number of heads in training; some methods have none."""
         return len(self.cohort.members[self.history.name].heads)
 
     @property
@@ -119,13 +119,13 @@ class Shipped:
         return self.identity.in_channels, *history.augmentation.cropped(history.image_size)
 
     def prepared(self, pixels_BCHW: Tensor) -> Tensor:
-        """Raw pixels as the network takes them at test."""
+        """Crop and normalise raw pixels as in evaluation."""
         mean, std = torch.tensor(self.identity.mean), torch.tensor(self.identity.std)
         return normalise(centre_crop(pixels_BCHW, self.history.augmentation), mean, std)
 
 
 def take_out(run: Path, name: str, *, best: bool = False) -> Shipped:
-    """The network called ``name`` in the run's recipe, as it was in the end or when it was ``best``."""
+    """Load the network called ``name`` in the run's recipe, from the end of the run or from its ``best`` epoch."""
     history = History.read(run, name)
     if best:
         return replace(_from_checkpoint(history, best_checkpoint(history.folder)), is_best=True)

@@ -8,8 +8,7 @@ from itertools import combinations
 
 from codistill.recipes.overrides import as_change
 from codistill.recipes.schema import Recipe
-from codistill.report.runs import SeenRun
-from codistill.report.sources import Found
+from codistill.report.read import Found, SeenRun
 from codistill.studies import catalogue
 from codistill.studies.published import Setting, setting_of
 from codistill.studies.report import Report, build, differing

@@ -7,13 +7,13 @@ import pytest
 from made_up import append, look, made_up_run, quick, record, result
 from rich.console import Console
 
-from codistill.report import terminal
+from codistill.cli import watch
 from codistill.runs.files import to_json
 
 
 def text_of(folder: Path, width: int = 140) -> str:
     file = io.StringIO()
-    Console(file=file, width=width).print(terminal.table(look(folder), width))
+    Console(file=file, width=width).print(watch.table(look(folder), width))
     return file.getvalue()
 
 
@@ -23,7 +23,7 @@ def test_a_line_for_each_network_with_its_course(tmp_path: Path) -> None:
     errors = list(look(folder).runs[0].curve("test", "b/final", "top1_error").values())
     (line,) = [line for line in text.splitlines() if "b wrn-10-1" in line]
     assert f"{errors[-1]:.2f}" in line
-    assert terminal.sparkline(errors) in line
+    assert watch.sparkline(errors) in line
     assert "4/12" in text
     assert "0:01:20" in text  # 8 epochs of 10 s
 
@@ -45,15 +45,15 @@ def test_a_validation_split_has_a_column(tmp_path: Path) -> None:
     (line,) = [line for line in text.splitlines() if "b wrn-10-1" in line]
     assert "validation %" in text
     assert line.split("│")[7].strip() == f"{error:.2f}"
-    assert terminal.to_dict(look(folder))["runs"][0]["validation"]["b"] == {"top1_error": pytest.approx(error)}
+    assert watch.to_dict(look(folder))["runs"][0]["validation"]["b"] == {"top1_error": pytest.approx(error)}
     assert "validation %" not in text_of(made_up_run(tmp_path / "plain", quick(), epochs=4))
 
 
 def test_a_sparkline_goes_from_high_to_low() -> None:
-    assert terminal.sparkline([8.0, 4.0, 1.0]) == "█▄▁"
-    assert terminal.sparkline([2.0, 2.0]) == "▁▁"
-    assert terminal.sparkline([]) == ""
-    assert len(terminal.sparkline([float(x) for x in range(500)])) == terminal.WIDTH
+    assert watch.sparkline([8.0, 4.0, 1.0]) == "█▄▁"
+    assert watch.sparkline([2.0, 2.0]) == "▁▁"
+    assert watch.sparkline([]) == ""
+    assert len(watch.sparkline([float(x) for x in range(500)])) == watch.WIDTH
 
 
 def test_names_are_no_markup(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_it_follows_until_all_are_finished(tmp_path: Path) -> None:
 
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=140)
-    terminal.follow(look_and_finish, console, once=False, every_s=0)  # type: ignore[arg-type]
+    watch.follow(look_and_finish, console, once=False, every_s=0)  # type: ignore[arg-type]
     assert next(looks) == 3
     assert "finished" in file.getvalue()
 
@@ -81,7 +81,7 @@ def test_scripts_get_the_same_as_json(tmp_path: Path) -> None:
     made_up_run(tmp_path / "one", quick(seed=1))
     made_up_run(tmp_path / "two", quick(seed=2), epochs=3)
     made_up_run(tmp_path / "three", quick(seed=3), epochs=0)
-    state = terminal.to_dict(look(tmp_path))
+    state = watch.to_dict(look(tmp_path))
     assert [(one["seed"], one["finished"], one["epoch"], one["remaining_s"]) for one in state["runs"]] == [
         (1, True, 12, 0.0),
         (2, False, 3, 90.0),

@@ -1,12 +1,15 @@
-"""What a training shows while it runs: a table that is kept up to date on a terminal, lines elsewhere.
+"""What the commands print: messages and tables, and the display of a running training.
 
-A step must never wait for a display. So ``heartbeat``, which hears of every step, only takes note of the position.
+A step must never wait for a display, so ``heartbeat``, which is called after every step, only stores the position.
 """
 
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Mapping
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -14,14 +17,81 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from codistill.cli.output import duration, number
 from codistill.recipes.schema import Recipe
+from codistill.wording import number
 
 if TYPE_CHECKING:
     from codistill.engine import trainer
     from codistill.engine.schedule import Position, TrainingSchedule
 
+UNWRAPPED = 1000  # columns outside a terminal: lines in logs are not wrapped, so that they can be searched
+# Columns of a table of networks, with their decimal places; the training error is that of augmented images.
+COLUMNS = {
+    "top1_error": ("test error %", 2),
+    "top5_error": ("top-5 error %", 2),
+    "nll": ("NLL", 4),
+    "ece": ("ECE %", 2),
+    "train_error": ("train error %", 2),
+}
+
+Row = Mapping[str, float | None]
 REFRESHES_PER_S = 2
+
+
+def console(*, quiet: bool = False) -> Console:
+    """Return a console on standard output without markup, because names and paths come from users."""
+    width = None if sys.stdout.isatty() else UNWRAPPED
+    return Console(width=width, markup=False, highlight=False, emoji=False, quiet=quiet)
+
+
+def shows_tracebacks() -> bool:
+    """Whether CODISTILL_DEBUG=1 asks for tracebacks."""
+    return os.environ.get("CODISTILL_DEBUG") == "1"
+
+
+def describe_error(error: Exception) -> str:
+    """Return the message to print for an error; of torch's long errors only the first line."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, RuntimeError):
+        first, *_ = str(error).splitlines() or ["no message"]
+        return f"{type(error).__name__}: {first}; set CODISTILL_DEBUG=1 for the traceback"
+    return str(error) or type(error).__name__
+
+
+def two_columns(rows: Mapping[str, str]) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True, style="bold")
+    grid.add_column()
+    for name, text in rows.items():
+        grid.add_row(name, text)
+    return grid
+
+
+def duration(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))
+
+
+def last_epoch(result: Mapping[str, Any]) -> dict[str, Row]:
+    """Return every network's row of the final table; a frozen teacher has no training error."""
+    train_error = result["epochs"][-1]["train_error"]
+    return {
+        name: {**network["last"], "train_error": train_error.get(f"{name}/final")}
+        for name, network in result["networks"].items()
+    }
+
+
+def network_table(networks: Mapping[str, str], rows: Mapping[str, Row]) -> Table:
+    """Return a table with one row per network; ``networks`` maps names to architectures."""
+    shown = {key: column for key, column in COLUMNS.items() if any(key in row for row in rows.values())}
+    table = Table()
+    table.add_column("network")
+    for heading, _ in shown.values():
+        table.add_column(heading, justify="right")
+    for name, row in rows.items():
+        cells = [number(row[key], digits) for key, (_, digits) in shown.items()]
+        table.add_row(f"{name}  {networks[name]}", *cells)
+    return table
 
 
 class Display(Protocol):
@@ -39,7 +109,7 @@ class Display(Protocol):
 
 
 class Lines:
-    """One line for each evaluation."""
+    """Prints one line per evaluation."""
 
     def __init__(self, recipe: Recipe, console: Console) -> None:
         self.recipe, self.console = recipe, console
@@ -67,7 +137,7 @@ class Lines:
 
 
 class LiveTable:
-    """One row per network and a bar, drawn by a thread of its own from what was last noted."""
+    """Shows one row per network and a progress bar, drawn by a separate thread from the last stored position."""
 
     def __init__(self, recipe: Recipe, journal: Path, console: Console, stopping: Callable[[], bool]) -> None:
         self.recipe, self.journal, self.stopping = recipe, journal, stopping
@@ -113,7 +183,9 @@ class LiveTable:
             self._move_bar(*self.at)
             parts.append(self.bar)
         if self.stopping():
-            parts.append(Text("stopping after this step; once more ends at once, without saving", style="yellow"))
+            parts.append(
+                Text("stopping after this step; press Ctrl-C again to quit at once, without saving", style="yellow")
+            )
         return Group(*parts)
 
     def _move_bar(self, position: "Position", timetable: "TrainingSchedule") -> None:
@@ -145,7 +217,7 @@ class LiveTable:
 
 
 def best_errors(journal: Path) -> dict[str, float]:
-    """Every classifier's lowest test error so far: from the journal, which knows what came before a stop."""
+    """Return every classifier's lowest test error so far, from the journal, which includes earlier parts of the run."""
     from codistill.runs.journal import read_journal
 
     best: dict[str, float] = {}

@@ -1,7 +1,8 @@
-"""What was run, on what, at which cost, and how to run it again."""
+"""Three sections of the page: the results, the cost, and how to repeat the runs."""
 
 import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from codistill import recipes
@@ -9,18 +10,93 @@ from codistill.recipes import difference
 from codistill.recipes.overrides import as_change, key_of
 from codistill.recipes.schema import Recipe
 from codistill.report import curves
-from codistill.report.blocks import Axis, Block, Code, Fold, Grid, Words
-from codistill.report.entries import Entry, Overview
-from codistill.report.runs import SeenRun
+from codistill.report.blocks import Axis, Block, Chart, Code, Fold, Grid, Series, Words
+from codistill.report.curves import ERROR
+from codistill.report.overview import Entry, Overview
+from codistill.report.read import SeenRun
+from codistill.runs.result import device_name
 from codistill.studies.costs import training_flops
 from codistill.studies.report import differing
-from codistill.studies.statistics import summarise
+from codistill.studies.statistics import Interval, summarise
 from codistill.studies.tables import Cell, Table
 
 TIME_UNITS = {"h": 3600, "min": 60, "s": 1}
 FLOP_UNITS = {"PFLOP": 10**15, "TFLOP": 10**12, "GFLOP": 10**9}
 # Of an environment, in this order; the command line is shown by itself.
 ENVIRONMENT = ("accelerators", "cpu", "cores", "threads", "platform", "python", "torch", "cuda", "cudnn", "numpy")
+FEW_RUNS = 12  # more are folded away, once they are finished
+
+
+def result_blocks(seen: Overview) -> Iterator[Block]:
+    if any(run.finished for run in seen.runs):
+        yield from _finished(seen)
+    else:
+        yield Words("No run is finished yet, so there is no result; below is what has been evaluated so far.")
+    runs = Grid(run_table(seen))
+    yield runs if seen.unfinished or len(seen.runs) <= FEW_RUNS else Fold("runs", f"{len(seen.runs)} runs", (runs,))
+    yield from (Words(text, missing=True) for text in seen.left_out)
+    for run in seen.runs:
+        yield from (Words(f"{run.name}: {note}", missing=True) for note in run.notes)
+
+
+def _finished(seen: Overview) -> Iterator[Block]:
+    """The tables side by side, then the same as charts."""
+    made = seen.tables()
+    yield Grid(replace(made.errors, title="Test error"))
+    if made.differences.rows:
+        yield Grid(replace(made.differences, title="Differences, paired by seed"))
+    yield outcome(seen)
+    if (chart := differences(made.differences)).series[0].y:
+        yield chart
+
+
+def outcome(seen: Overview) -> Chart:
+    """Every finished run's error beside the paper's mean, row by row."""
+    labels = tuple(entry.name for entry in seen.entries)
+    networks = list(dict.fromkeys(name for entry in seen.entries for name in entry.recipe.networks))
+    series = []
+    for colour, network in enumerate(networks):
+        ours = [
+            (float(entry.place), run.result.errors[network]["top1_error"])
+            for entry in seen.entries
+            for run in entry.runs.values()
+            if run.result is not None and network in run.result.errors
+        ]
+        paper = [
+            (float(entry.place), entry.row.paper[network, "top1_error"].mean)
+            for entry in seen.entries
+            if (network, "top1_error") in entry.row.paper
+        ]
+        for name, points, shift in ((network, ours, 0), (f"{network}, paper", paper, len(networks))):
+            if points:
+                x, y = zip(*points, strict=True)
+                series.append(Series(name, x, y, colour=colour + shift))
+    words = "A point for each network and seed, at the last epoch."
+    return Chart("outcome", "Test error by row", Axis("row", labels=labels), ERROR, tuple(series), words, points=True)
+
+
+def differences(table: Table) -> Chart:
+    """Return the paired difference of every contrast with its interval, from the table of differences."""
+    of, points, interval = (table.columns.index(name) for name in ("of", "points", "95 % interval"))
+    contrasts: dict[tuple[Cell, ...], tuple[Cell, ...]] = {}
+    for row in table.rows:
+        if row[points] is not None:
+            contrasts.setdefault(row[:of], row)  # the mean of the networks comes first
+    means = [float(row[points]) for row in contrasts.values()]  # type: ignore[arg-type]
+    # A single pair has no interval: its whiskers have no length.
+    bounds = [row[interval] for row in contrasts.values()]
+    series = Series(
+        "mean of the networks",
+        tuple(map(float, range(len(means)))),
+        tuple(means),
+        low=tuple(one.low if isinstance(one, Interval) else mean for one, mean in zip(bounds, means, strict=True)),
+        high=tuple(one.high if isinstance(one, Interval) else mean for one, mean in zip(bounds, means, strict=True)),
+        colour=1,
+    )
+    labels = tuple(": ".join(map(str, label)) for label in contrasts)
+    words = "Below 0, the first has the lower error. Whiskers are 95 % intervals (Student's t), uncorrected."
+    axes = Axis("difference", labels=labels), Axis("difference of test error", "points")
+    return Chart("differences", "Differences with their intervals", *axes, (series,), words, points=True)
 
 
 def run_table(seen: Overview) -> Table:
@@ -100,7 +176,7 @@ def cost_table(seen: Overview) -> Table:
                 _mean([run.elapsed_s / seconds for run in finished if run.elapsed_s]),
                 _whole(_mean([pace for run in runs if (pace := run.images_per_s)])),
                 max(memory) if memory else "not measured",
-                ", ".join(dict.fromkeys(device(run) for run in runs)),
+                ", ".join(dict.fromkeys(device_name(run.recipe, run.environment) for run in runs)),
                 ", ".join(dict.fromkeys(run.computed for run in runs if run.computed)) or None,
             )
         )
@@ -117,12 +193,6 @@ def _mean(values: list[float]) -> float | None:
 
 def _whole(value: float | None) -> int | None:
     return None if value is None else round(value)
-
-
-def device(run: SeenRun) -> str:
-    accelerators = run.environment.get("accelerators") or []
-    on_cpu = run.recipe.runtime.device == "cpu" or not accelerators
-    return str(run.environment.get("cpu") or "unknown") if on_cpu else str(accelerators[0])
 
 
 def repeat_blocks(seen: Overview) -> Iterator[Block]:

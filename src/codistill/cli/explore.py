@@ -1,0 +1,278 @@
+"""``codistill list``, ``show``, ``data`` and ``bench``: what there is to train, what it costs, and how fast it is."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from inspect import getdoc
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.table import Table
+
+from codistill import recipes
+from codistill.cli.terminal import console, two_columns
+from codistill.cli.train import memory_explained, smaller
+from codistill.hardware import available_bytes, cores
+from codistill.networks import names
+from codistill.recipes.datasets import DATASETS
+from codistill.transfer import methods
+from codistill.wording import unknown
+
+if TYPE_CHECKING:
+    from codistill.engine.bench import Bench
+    from codistill.studies.network_costs import NetworkCost, NetworkInput
+
+
+def listed_recipes() -> dict[str, str]:
+    return {entry.name: entry.summary for entry in recipes.describe()}
+
+
+def listed_methods() -> dict[str, str]:
+    return {name: _method(name) for name in methods.NAMES}
+
+
+def _method(name: str) -> str:
+    first_line = (getdoc(methods.get(name)) or "").partition("\n")[0]
+    weights = [key for key, default in methods.settings(name).items() if default is not None]
+    return f"{first_line} Weights: {', '.join(weights)}." if weights else first_line
+
+
+def listed_data() -> dict[str, str]:
+    return {name: row.description for name, row in DATASETS.items()}
+
+
+def listed_studies() -> dict[str, str]:
+    from codistill.studies import catalogue
+
+    return {name: catalogue.get(name).title for name in catalogue.NAMES}
+
+
+LISTINGS: dict[str, Callable[[], dict[str, str]]] = {
+    "recipes": listed_recipes,
+    "methods": listed_methods,
+    "networks": names.families,
+    "data": listed_data,
+    "studies": listed_studies,
+}
+
+
+def show_listings(what: str | None) -> None:
+    """Print one listing, or all of them with headings."""
+    if what is not None and what not in LISTINGS:
+        raise unknown("listing", what, LISTINGS)
+    screen = console()
+    if what is not None:
+        screen.print(two_columns(LISTINGS[what]()))
+        return
+    for name, listing in LISTINGS.items():
+        screen.print(name, style="bold underline")
+        screen.print(two_columns(listing()), "")
+
+
+def show(source: str, changes: Sequence[str], *, as_json: bool) -> None:
+    from codistill.studies.network_costs import network_costs, network_input
+
+    recipe = recipes.resolve(source, changes)
+    seen = network_input(recipe)
+    costs = network_costs(recipe, seen)
+    if as_json:
+        typer.echo(json.dumps(to_dict(recipe, seen, costs), indent=2))
+        return
+    typer.echo(recipes.dumps(recipe))
+    screen = console()
+    screen.print(costs_table(costs))
+    if any(cost.plan for cost in costs.values()):
+        screen.print(plan_table(costs))
+    classes = f"{seen.classes} classes{seen.note}"
+    training = sum(cost.training_flops for cost in costs.values())
+    screen.print(
+        f"For one image of {seen.channels}×{seen.height}×{seen.width}, {classes}; 2 FLOPs per multiply-add.\n"
+        f"Training costs {_mega(training)} MFLOPs per image: 3 × forward with heads; 1 × for a frozen teacher.\n"
+    )
+    typer.echo(recipe.graph.matrix())
+
+
+def draw(source: str, changes: Sequence[str], file: Path) -> None:
+    file.write_text(recipes.resolve(source, changes).graph.to_svg() + "\n", encoding="utf-8")
+    typer.echo(f"wrote {file}")
+
+
+def print_mermaid(source: str, changes: Sequence[str]) -> None:
+    typer.echo(recipes.resolve(source, changes).graph.to_mermaid())
+
+
+def costs_table(costs: "dict[str, NetworkCost]") -> Table:
+    table = Table()
+    table.add_column("network")
+    for heading in ("parameters", "forward MFLOPs", "heads' parameters", "heads' MFLOPs", "heads' share of FLOPs"):
+        table.add_column(heading, justify="right")
+    for name, cost in costs.items():
+        table.add_row(
+            f"{name}  {cost.network}" + ("" if cost.learns else "  (frozen)"),
+            f"{cost.backbone.parameters:,}",
+            _mega(cost.backbone.flops),
+            f"{cost.heads.parameters:,}",
+            _mega(cost.heads.flops),
+            f"{cost.heads_share:.1%}",
+        )
+    return table
+
+
+def plan_table(costs: "dict[str, NetworkCost]") -> Table:
+    table = Table()
+    for heading in ("head", "C", "after", "features", "made of"):
+        table.add_column(heading)
+    for heading in ("parameters", "forward MFLOPs"):
+        table.add_column(heading, justify="right")
+    for name, cost in costs.items():
+        for exit_name, head in cost.plan.items():
+            table.add_row(
+                f"{name}/{exit_name}",
+                f"C{head.stage}",
+                head.module,
+                "×".join(map(str, head.features)),
+                head.made_of,
+                f"{head.cost.parameters:,}",
+                _mega(head.cost.flops),
+            )
+    return table
+
+
+def to_dict(recipe: recipes.Recipe, seen: "NetworkInput", costs: "dict[str, NetworkCost]") -> dict[str, Any]:
+    return {
+        "recipe": recipe.model_dump(mode="json"),
+        "input": asdict(seen),
+        "networks": {name: {**asdict(cost), "heads_share": cost.heads_share} for name, cost in costs.items()},
+        "training_flops_per_image": sum(cost.training_flops for cost in costs.values()),
+        "edges": len(recipe.graph.transfers),
+        "graph": recipe.graph.to_dict(),
+    }
+
+
+def _mega(flops: int) -> str:
+    return f"{flops / 1e6:,.1f}"
+
+
+def describe(name: str, folder: Path | None, *, download: bool, image_size: int, as_json: bool = False) -> None:
+    """Read the data set and print what it contains; an error says what is missing and what to type."""
+    from codistill.data.fetch import data_folder
+    from codistill.data.fetch import download as fetch
+    from codistill.data.images import Images
+    from codistill.data.listing import kinds
+    from codistill.data.load import load
+
+    if download:
+        fetch(name, folder)
+    if name == "folder":
+        data = load(name, folder=folder, image_size=image_size, bad_images="skip")
+    else:
+        data = load(name, folder=folder)
+    where = {"package": "inside the package", "folder": str(folder), "archive": str(data_folder(folder))}
+    facts = {
+        "data_set": name,
+        "where": where[DATASETS[name].files],
+        "images": {split: len(images) for split, images in data.splits.items()},
+        "shape": [data.channels, *data.image_size],
+        "streamed": not isinstance(data.train, Images),
+        "classes": list(data.class_names),
+        "mean": list(data.mean),
+        "std": list(data.std),
+        "skipped": data.report.get("skipped", []),
+        "left_out": kinds(data.report.get("ignored", ())),
+    }
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+    else:
+        console().print(two_columns(_data_rows(facts)))
+
+
+def _data_rows(facts: Mapping[str, Any]) -> dict[str, str]:
+    rows = {
+        "data set": facts["data_set"],
+        "where": facts["where"],
+        **{f"{split} images": f"{count:,}" for split, count in facts["images"].items()},
+        "shape": " × ".join(map(str, facts["shape"])),
+        "pixels": "streamed from disk" if facts["streamed"] else "in memory",
+        "classes": f"{len(facts['classes'])}: {', '.join(facts['classes'])}",
+        "mean": ", ".join(f"{value:.4f}" for value in facts["mean"]),
+        "std": ", ".join(f"{value:.4f}" for value in facts["std"]),
+    }
+    if skipped := facts["skipped"]:
+        rows["unreadable"] = f"{len(skipped)} images, the first {skipped[0]['file']}: {skipped[0]['why']}"
+    if left_out := facts["left_out"]:
+        from codistill.data.remarks import READ, counted
+
+        rows["left out"] = f"{counted(left_out)}; {READ}"
+    return rows
+
+
+def bench_data(
+    folder: Path, source: str, changes: Sequence[str], *, seconds: float, images_per_s: float | None, as_json: bool
+) -> None:
+    """Compare the decoding rate of the folder with the training rate of the recipe; ``images_per_s`` if known."""
+    from codistill.data.folder import How
+    from codistill.data.layout import contents
+    from codistill.data.pace import advice, decoding_rates, processes
+    from codistill.engine.bench import pace
+
+    recipe = recipes.resolve(source, ["data.name=folder", f"data.folder={json.dumps(str(folder))}", *changes])
+    found = contents(folder.expanduser())
+    assert recipe.data.image_size is not None
+    how = How(recipe.data.image_size, recipe.data.resize)
+    counts = [count for count in (1, 2, 4, 8, 16, 32, 64, 128) if count < cores()] + [cores()]
+    typer.echo(f"measuring the decoding rate with up to {processes(counts[-1])} …", err=True)
+    rates = dict(decoding_rates(found, how, counts, seconds))
+    device, path = images_per_s, "as given"
+    if device is None:
+        typer.echo(
+            f"measuring training steps of {recipe.batch_size} images, which can take minutes on a CPU; "
+            "--images-per-s N skips this …",
+            err=True,
+        )
+        with memory_explained(smaller(recipe)):
+            device, path = pace(recipe, 3, how.image_size, len(found.class_names), seconds)
+    pixel_bytes = found.images * 3 * how.image_size**2
+    lines = advice(rates, device, pixel_bytes, available_bytes())
+    if as_json:
+        typer.echo(json.dumps({"decoding": rates, "device": device, "path": path, "advice": lines}, indent=2))
+        return
+    rows = {f"decoding, {processes(count)}": f"{rate:,.0f} images/s" for count, rate in rates.items()}
+    console().print(two_columns({**rows, "device": f"{device:,.0f} images/s ({recipe.name}, {recipe.method}; {path})"}))
+    typer.echo("\n".join(lines))
+
+
+def bench(source: str, changes: list[str], *, steps: int, as_json: bool) -> None:
+    from codistill.studies.costs import sizes
+
+    recipe = recipes.resolve(source, changes)
+    seen = sizes(recipe)
+    if seen is None:
+        raise ValueError("the size of the recipe's images is unknown; give data.folder=DIR")
+    from codistill.engine.bench import bench as measure
+
+    channels, side, _ = seen.shape
+    with memory_explained(smaller(recipe)):
+        measured = measure(recipe, channels, side, seen.classes, steps, images=seen.images)
+    if as_json:
+        outcome = asdict(measured) | {"share_of_matmul": measured.share_of_matmul}
+        typer.echo(json.dumps({"recipe": recipe.name, "method": recipe.method, "steps": steps, **outcome}, indent=2))
+    else:
+        show_bench(measured, f"{recipe.name}, {recipe.method}, batches of {recipe.batch_size}")
+
+
+def show_bench(measured: "Bench", title: str) -> None:
+    table = Table("", "", title=f"{title}, on {measured.device}", show_header=False)
+    table.columns[1].justify = "right"
+    table.add_row("path", measured.path)
+    table.add_row("throughput", f"{measured.images_per_s:,.0f} images/s")
+    rate, share = measured.matmul_flops_per_s / 1e12, measured.share_of_matmul
+    table.add_row("share of the matmul rate", f"{share:.1%} of {rate:,.2f} TFLOP/s")
+    if measured.peak_device_bytes is not None:
+        table.add_row("peak memory", f"{measured.peak_device_bytes / 2**30:.2f} GiB")
+    table.add_row("start-up to the end of the first step", f"{measured.start_up_s:.1f} s")
+    whole_ms = sum(measured.parts_ms.values())
+    table.add_row("step, without overlap", f"{whole_ms:.2f} ms")
+    for part, part_ms in measured.parts_ms.items():
+        table.add_row(f"  {part}", f"{part_ms:.2f} ms, {part_ms / whole_ms:.0%}")
+    console().print(table)
