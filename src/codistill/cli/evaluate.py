@@ -78,7 +78,7 @@ def measure(
     from codistill.data.load import load
     from codistill.engine.evaluate import evaluate
     from codistill.engine.runtime import prepare
-    from codistill.networks.build import architecture
+    from codistill.networks.families import architecture
 
     data = load(seed=recipe.seed, **recipe.data.model_dump())
     if data.report["sets"]["test"] != result["data"]["sets"]["test"]:

@@ -5,7 +5,7 @@ from inspect import getdoc
 
 from codistill import recipes
 from codistill.cli.output import console, two_columns
-from codistill.networks import names
+from codistill.networks.families import describe_families
 from codistill.transfer import methods
 from codistill.wording import unknown
 
@@ -40,7 +40,7 @@ def listed_studies() -> dict[str, str]:
 LISTINGS: dict[str, Callable[[], dict[str, str]]] = {
     "recipes": listed_recipes,
     "methods": listed_methods,
-    "networks": names.families,
+    "networks": describe_families,
     "data": lambda: DATA,
     "studies": listed_studies,
 }

@@ -18,7 +18,7 @@ from codistill.engine.evaluate import Metrics
 from codistill.engine.run import Run, State
 from codistill.engine.runtime import Machine
 from codistill.engine.timetable import Position, Timetable
-from codistill.networks.build import architecture
+from codistill.networks.families import architecture
 from codistill.recipes.schema import Recipe
 from codistill.runs.checkpoint import Snapshot, snapshot
 

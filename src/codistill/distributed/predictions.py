@@ -13,8 +13,8 @@ from codistill.distributed.crew import Crew
 from codistill.distributed.exchange import Exchange
 from codistill.engine.fast.sections import Network, Sections
 from codistill.engine.peers import Look
-from codistill.networks.recompute import statistics_untouched
-from codistill.networks.steady import is_steady
+from codistill.networks.backbone import frozen_running_stats
+from codistill.networks.layers import is_rng_free
 
 Ready = Callable[[str, Tensor], None]
 """Hears of an exit's logits as soon as they exist."""
@@ -80,7 +80,7 @@ class OneStepOld:
     def run(self, name: str, member: Member, network: Network, images: Tensor) -> Mapping[str, Tensor]:
         logits = network(images, nullcontext)
         if self.next_images is not None:
-            with torch.no_grad(), statistics_untouched(member):
+            with torch.no_grad(), frozen_running_stats(member):
                 ahead = network(self.next_images, nullcontext)
             for exit_name, prediction in ahead.items():
                 self.early.offer(f"{name}/{exit_name}", prediction)
@@ -99,7 +99,7 @@ def run_and_tell(member: Member, network: Network, images: Tensor, ready: Ready)
     Where it may draw random numbers, or can only be run as a whole, all leave at its end: the numbers follow the order
     in which a single process computes.
     """
-    if isinstance(network, Sections) and is_steady(member):
+    if isinstance(network, Sections) and is_rng_free(member):
         return _by_exits(network, images, ready)
     logits = network(images, nullcontext)
     for exit_name, tensor in logits.items():

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from codistill.data.images import ImageData
-from codistill.networks.build import architecture
+from codistill.networks.families import architecture
 from codistill.runs.files import to_json
 from codistill.runs.weights import load_strictly
 

@@ -21,7 +21,7 @@ from codistill.data.load import load
 from codistill.engine.cohorts import cohort_of
 from codistill.engine.evaluate import CALIBRATION_BINS
 from codistill.engine.runtime import Machine, prepared
-from codistill.networks.build import architecture
+from codistill.networks.families import architecture
 from codistill.recipes.schema import Recipe
 from codistill.report.runs import SeenRun
 from codistill.runs.checkpoint import Store

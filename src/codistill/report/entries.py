@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations
 
+from codistill.networks.families import title
 from codistill.recipes.overrides import as_change
 from codistill.recipes.schema import Recipe
 from codistill.report.runs import SeenRun
@@ -13,7 +14,7 @@ from codistill.report.sources import Found
 from codistill.studies import catalogue
 from codistill.studies.published import Setting, setting_of
 from codistill.studies.report import Report, build, differing
-from codistill.studies.rows import LABELS, group, title
+from codistill.studies.rows import LABELS, group
 from codistill.studies.study import PaperNumbers, Row, Study, slug
 from codistill.studies.tables import Table
 
