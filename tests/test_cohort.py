@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from codistill.cohort import Cohort, Member
 from codistill.networks.backbone import Architecture, Backbone, Exit
-from codistill.networks.build import architecture
+from codistill.networks.families import architecture
 from codistill.randomness import derive
 
 IMAGES = torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
@@ -143,12 +143,14 @@ def test_what_is_stripped_is_a_copy() -> None:
 
 
 def test_every_head_says_what_it_is_made_of() -> None:
-    assert Cohort({"a": "wrn-28-4", "b": Tiny(6)}, 5, exits={"a": ("stage1",), "b": None}).head_words == {
+    assert Cohort({"a": "wrn-28-4", "b": Tiny(6)}, 5, exits={"a": ("stage1",), "b": None}).head_descriptions == {
         "a/stage1": "4 × 128, 2 × 256",
         "b/early": "of kind paper",
     }
-    assert Cohort({"a": "wrn-10-1"}, 5, heads="apfc").head_words["a/stage2"].startswith("averages over a 4×4 grid")
-    assert Cohort({"a": "wrn-10-1"}, 5, heads="narrow").head_words["a/stage2"] == "1 × 64"
+    assert (
+        Cohort({"a": "wrn-10-1"}, 5, heads="apfc").head_descriptions["a/stage2"].startswith("averages over a 4×4 grid")
+    )
+    assert Cohort({"a": "wrn-10-1"}, 5, heads="narrow").head_descriptions["a/stage2"] == "1 × 64"
 
 
 def test_everything_builds_on_meta() -> None:

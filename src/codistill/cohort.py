@@ -15,9 +15,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from codistill.networks.adapters.architecture import OwnArchitecture
 from codistill.networks.backbone import Architecture, Backbone, wrong_size
-from codistill.networks.build import architecture
+from codistill.networks.families import RESERVED, architecture, outline
 from codistill.networks.heads import HEAD_KINDS
-from codistill.networks.names import RESERVED, outline
 from codistill.randomness import derive
 from codistill.transfer.graph import Outline
 from codistill.wording import unknown
@@ -82,7 +81,7 @@ class Cohort(nn.Module):
             classifiers[name] = _classifiers(name, architectures[name], exit_names)
         _check_sizes(architectures, image_size)
         self.outline = Outline(classifiers)
-        self.head_words: dict[str, str] = {}
+        self.head_descriptions: dict[str, str] = {}
         """What every head is made of, by the classifier's name."""
         members: dict[str, Member] = {}
         for name, network in architectures.items():
@@ -94,7 +93,7 @@ class Cohort(nn.Module):
                 with _draws_from(derive(seed, "init", f"{name}/{exit_name}")):
                     member.heads[exit_name] = network.head(exit_name, heads, num_classes)
                     _initialise_batchnorm(member.heads[exit_name], batchnorm_init)
-                self.head_words[f"{name}/{exit_name}"] = network.head_words(exit_name, heads)
+                self.head_descriptions[f"{name}/{exit_name}"] = network.describe_head(exit_name, heads)
             members[name] = member
         self.members = cast(Mapping[str, Member], nn.ModuleDict(members))
         self.to(torch.get_default_device())

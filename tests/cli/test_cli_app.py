@@ -11,7 +11,7 @@ import torch
 from calling import TINY, Codistill
 
 from codistill.cli import explore
-from codistill.networks import names
+from codistill.networks.families import describe_families
 from codistill.recipes import NAMES as RECIPES
 from codistill.recipes.schema import Data, Recipe
 from codistill.studies.catalogue import NAMES as STUDIES
@@ -216,7 +216,7 @@ def test_listings_have_every_name_with_a_line_on_it(codistill: Codistill) -> Non
     expected = {
         "recipes": RECIPES,
         "methods": METHODS,
-        "networks": tuple(names.families()),
+        "networks": tuple(describe_families()),
         "data": get_args(Data.model_fields["name"].annotation),
         "studies": STUDIES,
     }

@@ -8,7 +8,7 @@ from torch import nn
 
 from codistill import Cohort, recipes
 from codistill.data.cifar import CIFARS
-from codistill.networks.build import architecture
+from codistill.networks.families import architecture
 from codistill.recipes.schema import learning_rate
 
 PAGE = (ROOT / "docs" / "differences.md").read_text(encoding="utf-8")
@@ -69,7 +69,7 @@ def test_normalisation_constants() -> None:
 
 
 def test_halved_rows_are_rounded_up() -> None:
-    rows = {depth: architecture(f"wrn-{depth}-1").head_words("stage1", "paper") for depth in (10, 22, 28, 34)}
+    rows = {depth: architecture(f"wrn-{depth}-1").describe_head("stage1", "paper") for depth in (10, 22, 28, 34)}
     assert rows == {10: "1 × 32, 1 × 64", 22: "3 × 32, 2 × 64", 28: "4 × 32, 2 × 64", 34: "5 × 32, 3 × 64"}
 
 

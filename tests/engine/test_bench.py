@@ -17,8 +17,8 @@ from codistill.engine.parts import PARTS, Functions, FunctionsBySize, PlainWay
 from codistill.engine.runtime import prepared
 from codistill.engine.state import prepare_training
 from codistill.engine.step import choose_step
-from codistill.networks.build import architecture
 from codistill.networks.cost import cost
+from codistill.networks.families import architecture
 from codistill.recipes.schema import Runtime
 from tiny import tiny_recipe
 

@@ -15,11 +15,10 @@ from codistill.export.network import take_out
 from codistill.export.proofs import latency_ms, prove, require_same, same_nodes
 from codistill.networks.adapters.architecture import LibraryArchitecture
 from codistill.networks.backbone import Architecture, Backbone
-from codistill.networks.build import FAMILIES
 from codistill.networks.densenet import DenseNet
+from codistill.networks.families import FAMILIES
 from codistill.networks.mobilenet import MobileNet, MobileNetV2
-from codistill.networks.preactivation import PreActivationResNet, WideResNet
-from codistill.networks.resnet import CifarResNet, ImageNetResNet
+from codistill.networks.resnet import CifarResNet, ImageNetResNet, PreActivationResNet, WideResNet
 
 SHAPE = (1, 28, 28)
 
@@ -101,7 +100,7 @@ def test_every_family_has_nothing_that_our_own_look_into_the_file_refuses(
     for size in (1, 3):
         images = torch.randn(size, *SHAPE)
         assert loaded(images).equal(network(images))
-    assert {type(architecture) for architecture in SMALLEST} == set(FAMILIES.values())
+    assert {type(architecture) for architecture in SMALLEST} == {family.load() for family in FAMILIES}
 
 
 def test_another_network_of_the_same_weights_is_noticed(finished: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from codistill.data import embedded
 from codistill.export import bundle
 from codistill.export.export import Exported
 from codistill.export.formats import FORMATS
-from codistill.networks.build import architecture
+from codistill.networks.families import architecture
 
 DOCS = Path(__file__).parents[2] / "docs" / "export.md"
 ALONE = """

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from codistill import Cohort, Objective, Recipe, methods, recipes
-from codistill.networks.names import parse
+from codistill.networks.families import parse
 
 FILE = Path(__file__).with_name("first_step_losses.json")
 BATCH = 4

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from codistill.networks.layers import Conv2d, norm_relu
-from codistill.networks.preactivation import PreActivationBlock
-from codistill.networks.resnet import ResidualBlock, basic_branch, padded_shortcut
+from codistill.networks.resnet import PreActivationBlock, ResidualBlock, basic_branch, padded_shortcut
 from codistill.ops.dispatch import Apart, own_kernels, weights_apart
 
 pytestmark = [

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from codistill.networks.layers import Conv2d, Normalised
-from codistill.networks.preactivation import PreActivationBlock
+from codistill.networks.resnet import PreActivationBlock
 from codistill.ops.dispatch import Apart, added, own_kernels, used_again, weights_apart
 
 pytestmark = [

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import zoo
 from codistill.cohort import Cohort, Member
 from codistill.networks.adapters.backbone import ForeignBackbone
-from codistill.networks.build import architecture
+from codistill.networks.families import architecture
 
 NAMES = {
     "timm:resnet10t": 32,

@@ -8,8 +8,8 @@ import zoo
 from codistill.cohort import Cohort
 from codistill.networks.adapters.architecture import OwnArchitecture
 from codistill.networks.adapters.widths import redrawn, refit
-from codistill.networks.build import architecture
 from codistill.networks.cost import Cost, cost
+from codistill.networks.families import architecture
 
 
 def counted(name: str, exit_name: str, kind: str = "paper", classes: int = 1000, size: int = 224) -> Cost:
@@ -98,7 +98,7 @@ def test_wide_resnets_get_the_papers_c2_and_a_smaller_c3(name: str, exit_name: s
 def test_what_heads_are_made_of(name: str, words: list[str | None]) -> None:
     network = architecture(name)
     for exit_name, said in zip(("c2", "c3"), words, strict=False):
-        assert said is None or network.head_words(exit_name, "paper") == said
+        assert said is None or network.describe_head(exit_name, "paper") == said
 
 
 def test_apfc_is_one_linear_layer_on_a_grid_or_on_the_mean_of_the_tokens() -> None:
@@ -109,7 +109,7 @@ def test_apfc_is_one_linear_layer_on_a_grid_or_on_the_mean_of_the_tokens() -> No
     ):
         for exit_name, width in widths.items():
             assert counted(name, exit_name, "apfc") == Cost(1000 * width + 1000, 2 * 1000 * width)
-    assert architecture("timm:resnet18").head_words("c2", "apfc") == "averages over a 4×4 grid and one linear layer"
+    assert architecture("timm:resnet18").describe_head("c2", "apfc") == "averages over a 4×4 grid and one linear layer"
 
 
 def test_what_cannot_be_narrowed_is_refused_with_what_can_be_had() -> None:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from codistill.networks.names import families, parse
+from codistill.networks.families import describe_families, parse
 from codistill.recipes.schema import Recipe
 from tiny import tiny_recipe
 
@@ -29,8 +29,8 @@ def test_a_name_is_understood_without_its_library(
     name: str, model: str, options: dict[str, float], paths: tuple[str, ...] | None, exits: list[str]
 ) -> None:
     network = parse(name)
-    assert network.family == "foreign"
     library = name.partition(":")[0]
+    assert network.family.pattern == f"{library}:MODEL"
     assert network.options == {"library": library, "model": model, "options": options, "paths": paths}
     assert list(network.exits) == exits
     assert list(network.exits.values()) == list(range(2, 2 + len(exits)))
@@ -76,7 +76,7 @@ def test_a_wrong_name_is_told_what_to_type(name: str, said: str) -> None:
 
 
 def test_the_listing_has_both_libraries() -> None:
-    assert {"timm:MODEL", "torchvision:MODEL"} < families().keys()
+    assert {"timm:MODEL", "torchvision:MODEL"} < describe_families().keys()
 
 
 def test_a_recipe_takes_them_by_name() -> None:

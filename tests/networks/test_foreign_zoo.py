@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import zoo
 from codistill.cohort import Cohort
-from codistill.networks.build import architecture
+from codistill.networks.families import architecture
 from codistill.transfer import methods
 from codistill.transfer.objective import Objective
 

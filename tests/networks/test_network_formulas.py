@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from codistill.networks.backbone import Architecture
-from codistill.networks.build import architecture
-from codistill.networks.preactivation import PreActivationResNet
+from codistill.networks.families import architecture
+from codistill.networks.resnet import PreActivationResNet
 
 
 class Layers:

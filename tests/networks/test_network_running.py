@@ -8,9 +8,8 @@ from torch import nn
 
 from codistill.cohort import Cohort, Member
 from codistill.networks.backbone import Architecture
-from codistill.networks.build import FAMILIES, architecture
-from codistill.networks.names import KNOWN, RESERVED
-from codistill.networks.preactivation import PreActivationResNet
+from codistill.networks.families import EXAMPLES, FAMILIES, RESERVED, architecture
+from codistill.networks.resnet import PreActivationResNet
 
 # One small network of every family that runs on 32×32 images; names begin at depth 164 where depth 11 has its blocks.
 SMALL: dict[str, str | Architecture] = {
@@ -37,7 +36,7 @@ def _fresh_compiler() -> None:
 
 def test_small_networks_and_imagenets_are_all_families() -> None:
     built = [network if isinstance(network, Architecture) else architecture(network) for network in SMALL.values()]
-    ours = {family for name, family in FAMILIES.items() if name != "foreign"}
+    ours = {family.load() for family in FAMILIES if family.examples}
     assert {type(network) for network in [*built, *map(architecture, IMAGENET)]} == ours
 
 
@@ -52,7 +51,7 @@ def test_members_compile_as_one_graph(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_every_known_network_builds_on_meta_and_compiles_as_one_graph(name: str) -> None:
     """As it trains: batch statistics, dropout and the paper's heads included."""
     with torch.device("meta"):

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from codistill.networks.build import architecture
+from codistill.networks.families import EXAMPLES, architecture
 from codistill.networks.heads import HEAD_KINDS, GridPool
-from codistill.networks.names import KNOWN
 from codistill.networks.resnet import ImageNetResNet, ZeroPaddedShortcut
 
 IMAGENET = ("resnet-18", "resnet-50", "mobilenetv2")
@@ -31,10 +30,10 @@ FEATURES = {
 
 
 def test_every_known_network_is_looked_at() -> None:
-    assert set(FEATURES) == set(KNOWN)
+    assert set(FEATURES) == set(EXAMPLES)
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_features_and_logits_have_the_stated_shapes(name: str) -> None:
     network = architecture(name)
     with torch.device("meta"):
@@ -52,7 +51,7 @@ def test_features_and_logits_have_the_stated_shapes(name: str) -> None:
         assert backbone.exits == network.exits
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_exits_lie_where_the_papers_tables_say(name: str) -> None:
     image_size = 224 if name in IMAGENET else 32
     stated = {place.name: (place.channels, image_size // place.stride) for place in architecture(name).exits}
@@ -81,7 +80,7 @@ def strides_until_pooling(path: list[nn.Module], image_size: int) -> list[int]:
     raise AssertionError("no pooling on this path")
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_heads_down_sample_as_often_as_their_backbone(name: str) -> None:
     network = architecture(name)
     halvings, image_size = (5, 224) if name in IMAGENET else (2, 32)

@@ -11,7 +11,7 @@ from test_foreign_heads import WRN
 
 import zoo
 from codistill.networks.adapters.naming import OPTIONS
-from codistill.networks.names import parse
+from codistill.networks.families import parse
 from codistill.recipes import resolve
 
 TEXT = (Path(__file__).parents[2] / "docs" / "networks.md").read_text(encoding="utf-8")
@@ -47,7 +47,7 @@ def test_commands_name_networks_that_are_understood(line: str) -> None:
 def test_names_and_settings_are_all_there() -> None:
     names = set(re.findall(r"`((?:timm|torchvision):[a-z][^`]*)`", TEXT))
     assert len(names) >= 3
-    assert all(parse(name).family == "foreign" for name in names)
+    assert all(parse(name).family.pattern.endswith(":MODEL") for name in names)
     assert [option for options in OPTIONS.values() for option in options if f"`{option}`" not in TEXT] == []
 
 

@@ -12,8 +12,9 @@ from typer.main import get_command
 
 from codistill import recipes
 from codistill.cli.app import app
+from codistill.networks.families import title
 from codistill.studies import catalogue, paper
-from codistill.studies.rows import method_rows, title
+from codistill.studies.rows import method_rows
 from codistill.studies.runs import run_name
 from codistill.studies.statistics import Summary
 from codistill.studies.study import Row, Study, slug

@@ -14,7 +14,7 @@ from codistill import recipes
 from codistill.cli.terminal import console, two_columns
 from codistill.cli.train import memory_explained, smaller
 from codistill.hardware import available_bytes, cores
-from codistill.networks import names
+from codistill.networks.families import describe_families
 from codistill.recipes.datasets import DATASETS
 from codistill.transfer import methods
 from codistill.wording import unknown
@@ -51,7 +51,7 @@ def listed_studies() -> dict[str, str]:
 LISTINGS: dict[str, Callable[[], dict[str, str]]] = {
     "recipes": listed_recipes,
     "methods": listed_methods,
-    "networks": names.families,
+    "networks": describe_families,
     "data": listed_data,
     "studies": listed_studies,
 }

@@ -20,8 +20,8 @@ from codistill.data.batches import Draws
 from codistill.distributed.group import ProcessGroup
 from codistill.engine.fast.sections import Network, Sections
 from codistill.engine.peers import Look
-from codistill.networks.recompute import statistics_untouched
-from codistill.networks.steady import is_steady
+from codistill.networks.backbone import frozen_running_stats
+from codistill.networks.layers import is_rng_free
 
 OnLogits = Callable[[str, Tensor], None]
 """Is called with an exit's name and logits as soon as they exist."""
@@ -176,7 +176,7 @@ class OneStepOldPredictions:
     def run(self, name: str, member: Member, network: Network, images: Tensor) -> Mapping[str, Tensor]:
         logits = network(images, nullcontext)
         if self.next_images is not None:
-            with torch.no_grad(), statistics_untouched(member):
+            with torch.no_grad(), frozen_running_stats(member):
                 predictions = network(self.next_images, nullcontext)
             for exit_name, prediction in predictions.items():
                 self.ahead.send(f"{name}/{exit_name}", prediction)
@@ -201,7 +201,7 @@ def run_with_early_heads(member: Member, network: Network, images: Tensor, on_lo
     A network that may draw random numbers, or that only runs as a whole, reports all logits at its end: the draws
     follow the order in which a single process computes.
     """
-    if isinstance(network, Sections) and is_steady(member):
+    if isinstance(network, Sections) and is_rng_free(member):
         return _run_by_exits(network, images, on_logits)
     logits = network(images, nullcontext)
     for exit_name, tensor in logits.items():

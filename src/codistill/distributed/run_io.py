@@ -18,7 +18,7 @@ from codistill.engine.evaluate import Metrics
 from codistill.engine.run import Run, State
 from codistill.engine.runtime import Machine
 from codistill.engine.schedule import Position, TrainingSchedule
-from codistill.networks.build import architecture
+from codistill.networks.families import architecture
 from codistill.recipes.schema import Recipe
 from codistill.runs.checkpoint import Snapshot, snapshot
 from codistill.runs.weights import shipped_weights

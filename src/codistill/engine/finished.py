@@ -15,7 +15,7 @@ from codistill.data.load import load
 from codistill.engine.evaluate import Classify, Metrics, evaluate
 from codistill.engine.runtime import Machine, prepared
 from codistill.engine.state import cohort_of
-from codistill.networks.build import architecture
+from codistill.networks.families import architecture
 from codistill.recipes.schema import Recipe
 from codistill.runs.checkpoint import Saved
 from codistill.runs.folder import RunFolder

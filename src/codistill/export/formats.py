@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from codistill.data.images import ImageData
-from codistill.networks.build import architecture
+from codistill.networks.families import architecture
 from codistill.runs.files import to_json
 from codistill.runs.weights import load_strictly
 from codistill.wording import install_hint, unknown

@@ -4,21 +4,26 @@ Tensor axes: B batch, C channels (or classes, for logits), H height, W width.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import TypeVar
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
 
-from codistill.networks.names import default_exits
-from codistill.networks.recompute import recomputed
+from codistill.networks.families import default_exits
+
+Output = TypeVar("Output")
 
 
 @dataclass(frozen=True)
 class Exit:
-    """A place where an auxiliary classifier can hang: the output of the backbone's stage of the same name.
+    """Where an auxiliary classifier can hang: the output of the backbone's stage of the same name.
 
-    ``stage`` is the C-number, counted from the output (the network's own classifier is C1), ``stride`` how many input
-    pixels lie between neighbouring positions of the feature map.
+    ``stage`` is the C-number, counted from the output (the network's own classifier is C1), ``stride`` the distance in
+    input pixels between neighbouring positions of the feature map.
     """
 
     name: str
@@ -26,14 +31,14 @@ class Exit:
     channels: int
     stride: int
     path: str = ""
-    """The module whose output it is, where that is not the stage of the same name."""
+    """The module whose output is the exit, if that is not the stage of the same name."""
 
 
 class Backbone(nn.Module):
     """An ordinary classifier, cut into named stages so that one pass can also return the features at its exits.
 
-    A network that can only be run as a whole has no stages: it is all ``classifier``, and its own kind of backbone
-    finds the features.
+    A network that can only be run as a whole has no stages: all of it is ``classifier``, and a subclass finds the
+    features.
     """
 
     def __init__(self, stages: Mapping[str, nn.Module], classifier: nn.Module, exits: Iterable[Exit]) -> None:
@@ -42,14 +47,14 @@ class Backbone(nn.Module):
         self.classifier = classifier
         self.exits = tuple(exits)
         self.recomputes = False
-        """Whether stages are run again in the backward pass instead of keeping their activations."""
+        """Whether the backward pass runs stages again instead of keeping their activations."""
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
         return self.features(images_BCHW)["final"]
 
     def features(self, images_BCHW: Tensor) -> dict[str, Tensor]:
         """The features at every exit by its name, and the logits as ``"final"``."""
-        exit_names = [place.name for place in self.exits]
+        exit_names = [exit.name for exit in self.exits]
         features = {}
         x = images_BCHW
         for name, stage in self.stages.items():
@@ -59,12 +64,12 @@ class Backbone(nn.Module):
         return {**features, "final": self.classifier(x)}
 
     def run(self, part: nn.Module, x: Tensor) -> Tensor:
-        """A part of the network, or a head on it, in the way that the network is told to."""
-        output: Tensor = recomputed(part, x, part) if self.recomputes and self.training else part(x)
+        """Runs a part of the network, or a head on it, with or without keeping its activations."""
+        output: Tensor = run_recomputed(part, x, part) if self.recomputes and self.training else part(x)
         return output
 
     def release(self) -> nn.Module:
-        """The network as it ships, with nothing of ours around it; the backbone is not to be used any more."""
+        """The network as it ships, without hooks or wrappers; the backbone must not be used afterwards."""
         return self
 
 
@@ -78,12 +83,12 @@ class Architecture(ABC):
 
     @property
     def default_exits(self) -> tuple[str, ...]:
-        """Where heads hang if nobody says otherwise."""
-        return default_exits({place.name: place.stage for place in self.exits})
+        """Where heads hang by default."""
+        return default_exits({exit.name: exit.stage for exit in self.exits})
 
     @property
     def image_size(self) -> int | None:
-        """The side of the only images that it takes; None: any."""
+        """The side of the images if the network takes only one size, else None."""
         return None
 
     @abstractmethod
@@ -94,15 +99,40 @@ class Architecture(ABC):
     def head(self, exit_name: str, kind: str, num_classes: int) -> nn.Module:
         """A freshly initialised auxiliary classifier: the exit's feature map to logits."""
 
-    def head_words(self, exit_name: str, kind: str) -> str:
-        """What a head is made of, for people to read."""
+    def describe_head(self, exit_name: str, kind: str) -> str:
+        """What a head is made of, for listings."""
         return f"of kind {kind}"
 
 
+def run_recomputed(run: Callable[[Tensor], Output], x: Tensor, module: nn.Module) -> Output:
+    """Returns ``run(x)`` and keeps only ``x`` for the backward pass, which runs it again (activation checkpointing).
+
+    Values, gradients and running statistics are the same. ``module`` is the one whose statistics ``run`` updates.
+    """
+    output: Output = checkpoint(
+        run, x, use_reentrant=False, context_fn=lambda: (nullcontext(), frozen_running_stats(module))
+    )
+    return output
+
+
+@contextmanager
+def frozen_running_stats(module: nn.Module) -> Iterator[None]:
+    """Inside, forward passes leave the running statistics alone: a second run must not count the batch twice."""
+    norms = [norm for norm in module.modules() if isinstance(norm, _BatchNorm) and norm.track_running_stats]
+    settings = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
+    for norm in norms:
+        norm.momentum, norm.num_batches_tracked = 0.0, None
+    try:
+        yield
+    finally:
+        for norm, (momentum, counted) in zip(norms, settings, strict=True):
+            norm.momentum, norm.num_batches_tracked = momentum, counted
+
+
 def wrong_size(network: str, takes: int, given: tuple[int, int]) -> ValueError:
-    """The error for images that a network does not take."""
+    """The error for images of a size that a network does not take."""
     return ValueError(
-        f"{network} takes only images of {takes}×{takes}, and these are {given[0]}×{given[1]}; make them so "
-        f"with data.image_size={takes} augment.crop={takes}, or say the size in its name, as in "
+        f"{network} takes only images of {takes}×{takes}, and these are {given[0]}×{given[1]}; resize them "
+        f"with data.image_size={takes} augment.crop={takes}, or give the size in its name, as in "
         "timm:vit_tiny_patch16_224:img_size=32"
     )

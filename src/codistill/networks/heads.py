@@ -22,7 +22,7 @@ def apfc(channels: int, num_classes: int) -> nn.Sequential:
     return nn.Sequential(GridPool(APFC_GRID), nn.Flatten(), nn.Linear(channels * APFC_GRID**2, num_classes))
 
 
-def apfc_words() -> str:
+def describe_apfc() -> str:
     return f"averages over a {APFC_GRID}×{APFC_GRID} grid and one linear layer"
 
 

@@ -8,6 +8,12 @@ from torch.nn import functional as F
 
 from codistill.ops import dispatch as kernels
 
+RNG_FREE_LAYERS = (
+    *(nn.Sequential, nn.ModuleDict, nn.ReLU, nn.ReLU6, nn.Linear, nn.Flatten, nn.Identity),
+    *(nn.AdaptiveAvgPool2d, nn.AvgPool2d, nn.MaxPool2d),
+)
+"""The layers that these networks take from torch, except dropout."""
+
 TENSOR_CORE_CHANNELS = 8
 """Half-precision convolutions of NVIDIA's library take channels in multiples of this."""
 
@@ -135,3 +141,17 @@ def convs(module: nn.Module) -> Iterator[nn.Conv2d]:
 
 def needs_no_padding(conv: nn.Conv2d) -> bool:
     return isinstance(conv, Conv2d) and (conv.fits or conv.in_channels < TENSOR_CORE_CHANNELS)
+
+
+def is_rng_free(module: nn.Module) -> bool:
+    """Whether ``module`` is known to draw no random numbers, so that the order in which its parts run does not matter.
+
+    Third-party layers are assumed to draw some.
+    """
+    return all(_is_rng_free(type(part)) for part in module.modules())
+
+
+def _is_rng_free(kind: type) -> bool:
+    if kind.__module__.startswith("torch.distributed."):  # fully_shard inserts a class before the module's own
+        return _is_rng_free(kind.__bases__[-1])
+    return kind in RNG_FREE_LAYERS or kind.__module__.startswith("codistill.")

@@ -1,4 +1,9 @@
-"""Residual networks with activation after the addition (He et al. 2015): ResNet-110 and the like, ResNet-18 and -50."""
+"""Residual networks: ResNets for CIFAR and ImageNet, pre-activation ResNets, wide ResNets.
+
+He et al. 2016a, "Deep Residual Learning for Image Recognition", CVPR: activation after the addition.
+He et al. 2016b, "Identity Mappings in Deep Residual Networks", ECCV: normalisation and activation before a convolution.
+Zagoruyko & Komodakis 2016, "Wide Residual Networks", BMVC: fewer, wider pre-activation blocks.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -7,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from codistill.networks.layers import Conv2d, Normalised, conv_norm_relu, norm_relu
-from codistill.networks.tables import Row, TabulatedArchitecture, blocks_per_stage, half
-from codistill.ops.dispatch import used_again
+from codistill.networks.tables import PreActivatedArchitecture, Row, TabulatedArchitecture, blocks_per_stage, half
+from codistill.ops.dispatch import added, used_again
 
 
 class ResidualBlock(nn.Module):
@@ -26,7 +31,7 @@ class ResidualBlock(nn.Module):
 
 
 class ZeroPaddedShortcut(nn.Module):
-    """The identity without parameters where the shape changes: every ``stride``-th pixel, new channels zero."""
+    """A shortcut without parameters where the shape changes: every ``stride``-th pixel, zeros in the new channels."""
 
     def __init__(self, new_channels: int, stride: int) -> None:
         super().__init__()
@@ -57,7 +62,7 @@ def basic_branch(in_channels: int, out_channels: int, stride: int) -> nn.Module:
 
 
 def bottleneck_branch(in_channels: int, out_channels: int, stride: int) -> nn.Module:
-    """The stride is on the 3×3 convolution, as in torchvision, not on the first 1×1 as in the first paper."""
+    """1×1, 3×3, 1×1; the stride is on the 3×3 convolution as in torchvision, not on the first 1×1 as in the paper."""
     middle = out_channels // 4
     return nn.Sequential(
         conv_norm_relu(in_channels, middle, 1),
@@ -68,7 +73,7 @@ def bottleneck_branch(in_channels: int, out_channels: int, stride: int) -> nn.Mo
 
 @dataclass(frozen=True)
 class CifarResNet(TabulatedArchitecture):
-    """Basic blocks and identity shortcuts padded with zeros; depth 6n+2."""
+    """He et al. 2016a, section 4.2: basic blocks, identity shortcuts padded with zeros (option A); depth 6n+2."""
 
     depth: int
     stem_channels: ClassVar[int] = 16
@@ -97,7 +102,7 @@ class CifarResNet(TabulatedArchitecture):
 
 @dataclass(frozen=True)
 class ImageNetResNet(TabulatedArchitecture):
-    """ResNet-18 and ResNet-50 with projection shortcuts, layer for layer torchvision's."""
+    """He et al. 2016a, Table 1: ResNet-18 and ResNet-50 with projection shortcuts, layer for layer torchvision's."""
 
     depth: int
     stem_channels: ClassVar[int] = 64
@@ -128,3 +133,88 @@ class ImageNetResNet(TabulatedArchitecture):
         shape = in_channels, row.channels, stride
         branch = basic_branch(*shape) if self.depth == 18 else bottleneck_branch(*shape)
         return ResidualBlock(branch, row.channels, projected_shortcut(*shape))
+
+
+class PreActivationBlock(nn.Module):
+    """branch(a) + x, or branch(a) + projection(a) where the shape changes; a = relu(bn(x)) is shared."""
+
+    def __init__(self, branch: nn.Module, in_channels: int, out_channels: int, stride: int) -> None:
+        super().__init__()
+        self.activation = norm_relu(in_channels)
+        self.branch = branch
+        changes = in_channels != out_channels or stride != 1
+        self.projection = Conv2d(in_channels, out_channels, 1, stride) if changes else None
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        activated, shortcut = self.activation.with_input(x_BCHW)
+        if self.projection is not None:
+            shortcut = self.projection(used_again(activated))
+        return added(self.branch(activated), shortcut, self.activation[0])
+
+
+@dataclass(frozen=True)
+class PreActivationResNet(PreActivatedArchitecture):
+    """He et al. 2016b: bottleneck blocks; depth 9n+2. A row's channels are a block's output, four times its middle."""
+
+    depth: int
+
+    @property
+    def stages(self) -> dict[str, tuple[Row, ...]]:
+        n = self._n
+        return {"stage1": (Row(n, 64, stride=1),), "stage2": (Row(n, 128),), "stage3": (Row(n, 256),)}
+
+    @property
+    def auxiliary(self) -> dict[str, tuple[Row, ...]]:
+        n = self._n
+        return {"stage2": (Row(n, 512),), "stage1": (Row(half(n), 128), Row(half(n), 256))}
+
+    def block(self, in_channels: int, row: Row, stride: int) -> nn.Module:
+        middle = row.channels // 4
+        branch = nn.Sequential(
+            Conv2d(in_channels, middle, 1),
+            norm_relu(middle),
+            Conv2d(middle, middle, 3, stride, normalised=True),
+            norm_relu(middle),
+            Conv2d(middle, row.channels, 1),
+        )
+        return PreActivationBlock(branch, in_channels, row.channels, stride)
+
+    @property
+    def _n(self) -> int:
+        return blocks_per_stage("pre-activation ResNet", self.depth, per_block=9, extra=2)
+
+
+@dataclass(frozen=True)
+class WideResNet(PreActivatedArchitecture):
+    """Zagoruyko & Komodakis 2016: basic blocks, with optional dropout between the two convolutions; depth 6n+4."""
+
+    depth: int
+    width: int
+    dropout: float = 0.0
+
+    @property
+    def stages(self) -> dict[str, tuple[Row, ...]]:
+        n, w = self._n, self.width
+        return {"stage1": (Row(n, 16 * w, stride=1),), "stage2": (Row(n, 32 * w),), "stage3": (Row(n, 64 * w),)}
+
+    @property
+    def auxiliary(self) -> dict[str, tuple[Row, ...]]:
+        n, w = self._n, self.width
+        return {
+            "stage2": (Row(n, 128 * w),),
+            "stage1": (Row(n, 32 * w), Row(half(n), 64 * w)),
+            "stem": (Row(n, 16 * w, stride=1), Row(half(n), 32 * w), Row(half(n), 64 * w)),
+        }
+
+    def block(self, in_channels: int, row: Row, stride: int) -> nn.Module:
+        branch = nn.Sequential(
+            Conv2d(in_channels, row.channels, 3, stride, normalised=True),
+            norm_relu(row.channels),
+            *([nn.Dropout(self.dropout)] if self.dropout else []),
+            Conv2d(row.channels, row.channels, 3),
+        )
+        return PreActivationBlock(branch, in_channels, row.channels, stride)
+
+    @property
+    def _n(self) -> int:
+        return blocks_per_stage("WRN", self.depth, per_block=6, extra=4)

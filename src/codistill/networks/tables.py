@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import nn
 
 from codistill.networks.backbone import Architecture, Backbone, Exit
-from codistill.networks.heads import HEAD_KINDS, apfc, apfc_words, classifier
+from codistill.networks.heads import HEAD_KINDS, apfc, classifier, describe_apfc
 from codistill.networks.layers import Conv2d
 from codistill.wording import unknown
 
@@ -91,9 +91,9 @@ class TabulatedArchitecture(Architecture):
             self._blocks(channels, rows), self._classifier(self._channels_after(channels, rows), num_classes)
         )
 
-    def head_words(self, exit_name: str, kind: str) -> str:
+    def describe_head(self, exit_name: str, kind: str) -> str:
         if kind == "apfc":
-            return apfc_words()
+            return describe_apfc()
         rows = self.auxiliary[exit_name]
         return ", ".join(f"{row.blocks} × {(row.narrowed() if kind == 'narrow' else row).channels}" for row in rows)
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from codistill.networks.names import RESERVED, parse
+from codistill.networks.families import RESERVED, parse
 from codistill.recipes.consistency import contradictions
 from codistill.recipes.datasets import DATASETS, NUMBERS
 from codistill.recipes.errors import Contradiction, InconsistentError, Path, RecipeError, described, problems

@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations
 
+from codistill.networks.families import title
 from codistill.recipes.overrides import as_change
 from codistill.recipes.schema import Recipe
 from codistill.report.read import Found, SeenRun
 from codistill.studies import catalogue
 from codistill.studies.published import Setting, setting_of
 from codistill.studies.report import Report, build, differing
-from codistill.studies.rows import LABELS, group, title
+from codistill.studies.rows import LABELS, group
 from codistill.studies.study import PaperNumbers, Row, Study, slug
 from codistill.studies.tables import Table
 

@@ -105,6 +105,6 @@ def plan_heads(cohort: "Cohort", name: str, shape: tuple[int, int, int]) -> dict
     plan = {}
     for exit_name, head in member.heads.items():
         place, inside = places[exit_name], tuple(features[exit_name].shape[1:])
-        made_of = cohort.head_words[f"{name}/{exit_name}"]
+        made_of = cohort.head_descriptions[f"{name}/{exit_name}"]
         plan[exit_name] = HeadPlan(place.stage, place.path or exit_name, inside, made_of, cost(head, inside))
     return plan

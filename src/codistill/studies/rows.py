@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from codistill import recipes
+from codistill.networks.families import title
 from codistill.recipes import Recipe
 from codistill.studies import paper
 from codistill.studies.study import Row
@@ -19,23 +20,8 @@ LABELS = {
     "dks": "DKS",
     "complete": "complete",
 }
-FAMILIES = {
-    "wrn": "WRN",
-    "resnet": "ResNet",
-    "densenet": "DenseNet",
-    "mobilenet": "MobileNet",
-    "mobilenetv2": "MobileNetV2",
-}
 THREE = ("independent", "dml", "dcm")
 THREE_CONTRASTS = (("DML", "independent"), ("DCM", "independent"), ("DCM", "DML"))
-
-
-def title(network: str) -> str:
-    """A network as the paper writes it: ``wrn-28-10`` is WRN-28-10, with dropout WRN-28-10(+). Others as they are."""
-    family, dash, options = network.removesuffix("-dropout-0.3").partition("-")
-    if family not in FAMILIES:
-        return network
-    return f"{FAMILIES[family]}{dash}{options}" + ("(+)" if network.endswith("-dropout-0.3") else "")
 
 
 def group(recipe: Recipe) -> str:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from codistill.networks.names import parse
+from codistill.networks.families import parse
 from codistill.recipes import Recipe, apply, difference
 from codistill.recipes.overrides import key_of
 from codistill.studies.statistics import Summary

@@ -98,7 +98,7 @@ class ForeignArchitecture(Architecture):
         design = self._design(exit_name, kind)
         return design.build(self.material(num_classes), num_classes)
 
-    def head_words(self, exit_name: str, kind: str) -> str:
+    def describe_head(self, exit_name: str, kind: str) -> str:
         return str(self._design(exit_name, kind))
 
     @cached_property

@@ -5,8 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from codistill.networks.backbone import Backbone, Exit, wrong_size
-from codistill.networks.recompute import recomputed
+from codistill.networks.backbone import Backbone, Exit, run_recomputed, wrong_size
 
 
 class Tap:
@@ -53,7 +52,7 @@ class ForeignBackbone(Backbone):
     def features(self, images_BCHW: Tensor) -> dict[str, Tensor]:
         self._check_size(images_BCHW)
         if self.recomputes and self.training:
-            return recomputed(self._tapped, images_BCHW, self.classifier)
+            return run_recomputed(self._tapped, images_BCHW, self.classifier)
         return self._tapped(images_BCHW)
 
     def release(self) -> nn.Module:

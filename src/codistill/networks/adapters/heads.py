@@ -18,7 +18,7 @@ from codistill.networks.adapters.cutting import behind
 from codistill.networks.adapters.stages import Stages
 from codistill.networks.adapters.survey import BATCH, Call, Shape, Survey, channels, is_channels_last
 from codistill.networks.adapters.widths import redrawn, refit
-from codistill.networks.heads import apfc, apfc_words
+from codistill.networks.heads import apfc, describe_apfc
 from codistill.networks.tables import half
 
 WIDE, LEAST_IN_LAST_STAGE = 2.0, 2
@@ -80,7 +80,7 @@ class Pooled(HeadDesign):
     input: Shape
 
     def __str__(self) -> str:
-        return apfc_words() if len(self.input) == 3 else "the average of the tokens and one linear layer"
+        return describe_apfc() if len(self.input) == 3 else "the average of the tokens and one linear layer"
 
     def build(self, network: nn.Module, num_classes: int) -> nn.Module:
         width = channels(self.input)
