@@ -26,7 +26,7 @@ def main() -> None:
     given = options.parse_args()
     named = ", ".join(f"n{index}: {network}" for index, network in enumerate(given.networks))
     recipe = get("quickstart", [f"networks={{{named}}}", "method=dcm", "data.image_size=28", *MACHINE])
-    data = load(seed=recipe.seed, **recipe.data.model_dump())
+    data = load(recipe.data, seed=recipe.seed)
     counted = counted_costs(recipe, data)
     print("| network | MFLOP | ms for an image, least to most | GFLOP/s | measuring took s |")
     print("|---|---:|---:|---:|---:|")

@@ -30,7 +30,7 @@ class Held(NamedTuple):
 
 
 def in_shares(crew: Crew | None, recipe: Recipe, steps: int) -> Held:
-    data = load(seed=recipe.seed, **recipe.data.model_dump())
+    data = load(recipe.data, seed=recipe.seed)
     peers = Mesh(crew, Layout(Split((("a",),)), crew.size), recipe) if crew else ALONE
     training = prepare_training(recipe, data, prepare(recipe.runtime), peers)
     step, timetable, plan = choose_step(training), Timetable.of(recipe, len(data.train)), draw_epoch(training, 0)

@@ -14,10 +14,10 @@ from codistill.hardware import available_bytes, cores
 
 def describe(name: str, folder: Path | None, *, download: bool, image_size: int, as_json: bool = False) -> None:
     """Read the data set and print what was found; an error says what is missing and what to type."""
-    from codistill.data.fetch import data_folder
-    from codistill.data.fetch import download as fetch
+    from codistill.data.cifar import download as fetch
+    from codistill.data.download import data_folder
+    from codistill.data.image_files import count_suffixes
     from codistill.data.images import Images
-    from codistill.data.listing import kinds
     from codistill.data.load import load
     from codistill.recipes.datasets import DATASETS
 
@@ -38,7 +38,7 @@ def describe(name: str, folder: Path | None, *, download: bool, image_size: int,
         "mean": list(data.mean),
         "std": list(data.std),
         "skipped": data.report.get("skipped", []),
-        "left_out": kinds(data.report.get("ignored", ())),
+        "left_out": count_suffixes(data.report.get("ignored", ())),
     }
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
@@ -60,9 +60,9 @@ def _in_words(facts: Mapping[str, Any]) -> dict[str, str]:
     if skipped := facts["skipped"]:
         rows["unreadable"] = f"{len(skipped)} images, the first {skipped[0]['file']}: {skipped[0]['why']}"
     if left_out := facts["left_out"]:
-        from codistill.data.remarks import READ, counted
+        from codistill.data.load import SUFFIXES_READ, describe_ignored
 
-        rows["left out"] = f"{counted(left_out)}; {READ}"
+        rows["left out"] = f"{describe_ignored(left_out)}; {SUFFIXES_READ}"
     return rows
 
 
@@ -71,18 +71,16 @@ def bench(
 ) -> None:
     """Measure how fast the folder is decoded, beside what the recipe's training takes; ``images_per_s`` if known."""
     from codistill import recipes
-    from codistill.data.folder import How
-    from codistill.data.layout import contents
-    from codistill.data.pace import advice, decoding_rates, processes
+    from codistill.data.image_files import list_images
+    from codistill.data.stream import advice, decoding_rates, processes
     from codistill.engine.bench import pace
 
     recipe = recipes.resolve(source, ["data.name=folder", f"data.folder={json.dumps(str(folder))}", *changes])
-    found = contents(folder.expanduser())
-    assert recipe.data.image_size is not None
-    how = How(recipe.data.image_size, recipe.data.resize)
+    found = list_images(folder.expanduser())
+    side = recipe.data.side
     counts = [count for count in (1, 2, 4, 8, 16, 32, 64, 128) if count < cores()] + [cores()]
     typer.echo(f"measuring how fast images are decoded, by up to {processes(counts[-1])} …", err=True)
-    rates = dict(decoding_rates(found, how, counts, seconds))
+    rates = dict(decoding_rates(found, recipe.data, counts, seconds))
     device, path = images_per_s, "as given"
     if device is None:
         typer.echo(
@@ -91,8 +89,8 @@ def bench(
             err=True,
         )
         with memory_explained(smaller(recipe)):
-            device, path = pace(recipe, 3, how.image_size, len(found.class_names), seconds)
-    pixel_bytes = found.images * 3 * how.image_size**2
+            device, path = pace(recipe, 3, side, len(found.class_names), seconds)
+    pixel_bytes = found.images * 3 * side**2
     lines = advice(rates, device, pixel_bytes, available_bytes())
     if as_json:
         typer.echo(json.dumps({"decoding": rates, "device": device, "path": path, "advice": lines}, indent=2))

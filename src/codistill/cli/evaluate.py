@@ -73,14 +73,13 @@ def measure(
     """Every network, built without heads from its name and its weights, on the run's test images."""
     from torch import Tensor
 
-    from codistill.data.batches import AugmentSettings
     from codistill.data.device import OnDevice
     from codistill.data.load import load
     from codistill.engine.evaluate import evaluate
     from codistill.engine.runtime import prepare
     from codistill.networks.build import architecture
 
-    data = load(seed=recipe.seed, **recipe.data.model_dump())
+    data = load(recipe.data, seed=recipe.seed)
     if data.report["sets"]["test"] != result["data"]["sets"]["test"]:
         raise ValueError(f"{run}: the test images of {recipe.data.name} are not those that the run was measured on")
     machine = prepare(recipe.runtime.model_copy(update={"device": "auto"}))
@@ -89,7 +88,7 @@ def measure(
         backbone = architecture(network).backbone(data.num_classes, data.channels)
         load_into(name, backbone)
         backbones[name] = backbone.to(machine.device).eval()
-    on_device = OnDevice.of(data, machine.device, AugmentSettings(**recipe.augment.model_dump()))
+    on_device = OnDevice.of(data, machine.device, recipe.augment)
 
     def classify(pixels: Tensor) -> dict[str, Tensor]:
         images = on_device.plain(pixels)

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from codistill.data.batches import AugmentSettings
 from codistill.data.images import ImageData
 from codistill.distributed.crew import LEADER, Crew
 from codistill.distributed.layout import Layout, Wish, chosen_layout, loads
@@ -150,4 +149,4 @@ def best_of(run: Callable[[], None], machine: Machine) -> float:
 
 
 def _sides(recipe: Recipe, data: ImageData) -> tuple[int, int]:
-    return AugmentSettings(**recipe.augment.model_dump()).cropped(data.image_size)
+    return recipe.augment.crop_size(data.image_size)

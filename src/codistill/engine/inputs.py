@@ -1,14 +1,15 @@
 """The images that a training begins with, and what of them only shows once they are read."""
 
 from codistill.data.images import ImageData
-from codistill.data.load import load, prepare
+from codistill.data.load import load
+from codistill.data.prepare import prepare
 from codistill.engine.lone_image import refuse_lone_image
 from codistill.recipes.schema import Recipe
 
 
 def images_for(recipe: Recipe, given: ImageData | None) -> ImageData:
     """Those that the recipe names, or somebody's own, refused where the recipe cannot be trained on them."""
-    data = own(given, recipe) if given else load(seed=recipe.seed, **recipe.data.model_dump())
+    data = own(given, recipe) if given else load(recipe.data, seed=recipe.seed)
     if recipe.checkpoints.best and data.validation is None:
         raise ValueError(
             f"checkpoints.best=true needs a validation set, and {data.name} has none of its own (val/ beside test/); "
@@ -30,11 +31,4 @@ def own(data: ImageData, recipe: Recipe) -> ImageData:
         )
     if settings.resize != "stretch":
         raise ValueError(f"{data.name}: own images are not resized; leave out data.resize={settings.resize}")
-    return prepare(
-        data,
-        seed=recipe.seed,
-        wrong_labels=settings.wrong_labels,
-        validation=settings.validation,
-        train_limit=settings.train_limit,
-        test_limit=settings.test_limit,
-    )
+    return prepare(data, settings, recipe.seed)

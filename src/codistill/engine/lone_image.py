@@ -3,7 +3,6 @@
 import torch
 from torch import nn
 
-from codistill.data.batches import AugmentSettings
 from codistill.data.images import ImageData
 from codistill.engine.cohorts import cohort_of
 from codistill.engine.timetable import Timetable
@@ -15,7 +14,7 @@ def refuse_lone_image(recipe: Recipe, data: ImageData) -> None:
     timetable = Timetable.of(recipe, len(data.train))
     if timetable.smallest_batch > 1:
         return
-    height, width = AugmentSettings(**recipe.augment.model_dump()).cropped(data.image_size)
+    height, width = recipe.augment.crop_size(data.image_size)
     with torch.device("meta"):  # shapes alone: nothing is computed or drawn
         cohort = cohort_of(recipe, data.num_classes, data.channels)
         image = torch.empty(1, data.channels, height, width)

@@ -3,7 +3,6 @@
 N test images, M classifiers, C classes.
 """
 
-import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from codistill.cohort import Cohort
-from codistill.data.batches import AugmentSettings
 from codistill.data.device import OnDevice
 from codistill.data.images import ImageData
 from codistill.data.load import load
@@ -22,7 +20,7 @@ from codistill.engine.cohorts import cohort_of
 from codistill.engine.evaluate import CALIBRATION_BINS
 from codistill.engine.runtime import Machine, prepared
 from codistill.networks.build import architecture
-from codistill.recipes.schema import Recipe
+from codistill.recipes.schema import Data, Recipe
 from codistill.report.runs import SeenRun
 from codistill.runs.checkpoint import Store
 from codistill.runs.folder import RunFolder
@@ -91,7 +89,7 @@ def answers(run: SeenRun, until: float) -> Answers:
     data = _data(run)
     runtime = run.recipe.runtime.model_copy(update={"device": "auto", "deterministic": False, "threads": None})
     with prepared(runtime) as machine, torch.no_grad():
-        on_device = OnDevice.of(data, machine.device, AugmentSettings(**run.recipe.augment.model_dump()))
+        on_device = OnDevice.of(data, machine.device, run.recipe.augment)
         classify = _classifiers(run, data, on_device, machine)
         parts = []
         for pixels, _ in on_device.splits["test"].in_batches(BATCH):
@@ -118,7 +116,7 @@ def _data(run: SeenRun) -> ImageData:
     if not run.finished:
         raise NotAtHandError("it is not finished")
     try:
-        data = _load(json.dumps(run.recipe.data.model_dump()), run.recipe.seed)
+        data = _load(run.recipe.data, run.recipe.seed)
     except (ValueError, OSError) as error:
         # Not the error itself, which says where this machine's owner keeps data: pages are passed on.
         name = run.recipe.data.name
@@ -129,9 +127,9 @@ def _data(run: SeenRun) -> ImageData:
 
 
 @lru_cache(maxsize=1)
-def _load(settings: str, seed: int) -> ImageData:
+def _load(settings: Data, seed: int) -> ImageData:
     """The rows of a study have the same images, so the last that were read are kept."""
-    return load(seed=seed, **json.loads(settings))
+    return load(settings, seed=seed)
 
 
 def _classifiers(run: SeenRun, data: ImageData, on_device: OnDevice, machine: Machine) -> Classify:
