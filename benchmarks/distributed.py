@@ -60,7 +60,7 @@ def recipe_of(count: int, network: str, batch_size: int) -> Recipe:
 
 
 def time_steps(recipe: Recipe, peers: Peers, steps: int) -> Measured:
-    data = load(seed=recipe.seed, **recipe.data.model_dump())
+    data = load(recipe.data, seed=recipe.seed)
     training = prepare_training(recipe, data, prepare(recipe.runtime), peers)
     step, timetable = choose_step(training), TrainingSchedule.of(recipe, len(data.train))
     plan = draw_epoch(training, 0)

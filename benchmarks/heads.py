@@ -14,12 +14,13 @@ from collections.abc import Iterator
 import torch
 
 from codistill import Cohort, Objective, methods
-from codistill.data.batches import AugmentSettings, plan_epoch
+from codistill.data.batches import plan_epoch
 from codistill.data.device import OnDevice
 from codistill.data.images import ImageData
 from codistill.data.load import load
 from codistill.engine.evaluate import evaluate
 from codistill.networks.cost import cost
+from codistill.recipes.schema import Augment
 
 BATCH_SIZE, LR, MOMENTUM, WEIGHT_DECAY = 128, 0.1, 0.9, 5e-4
 
@@ -74,7 +75,7 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.backends.cudnn.benchmark = True
     data = load(options.data)
-    on_device = OnDevice.of(data, device, AugmentSettings())
+    on_device = OnDevice.of(data, device, Augment())
     shape = data.channels, *data.image_size
     print(f"{options.network} twins, {options.epochs} epochs, seed {options.seed}\n")
     print("| heads | parameters | forward GFLOPs | a | b |")

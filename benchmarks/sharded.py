@@ -29,7 +29,7 @@ class Held(NamedTuple):
 
 
 def in_shares(world: ProcessGroup | None, recipe: Recipe, steps: int) -> Held:
-    data = load(seed=recipe.seed, **recipe.data.model_dump())
+    data = load(recipe.data, seed=recipe.seed)
     peers = MeshPeers(world, Layout(Split((("a",),)), world.size), recipe) if world else ALONE
     training = prepare_training(recipe, data, prepare(recipe.runtime), peers)
     step, timetable, plan = choose_step(training), TrainingSchedule.of(recipe, len(data.train)), draw_epoch(training, 0)

@@ -7,7 +7,7 @@ import pytest
 
 from codistill import hardware
 from codistill.cli import doctor
-from codistill.data import folder
+from codistill.data import image_folder
 
 MEMINFO = """MemTotal:       16000000 kB
 MemFree:          200000 kB
@@ -32,9 +32,9 @@ def test_what_caches_hold_is_available(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(hardware, "MEMINFO", tmp_path / "meminfo")
     (tmp_path / "meminfo").write_text(MEMINFO)
     assert hardware.available_bytes() == 9_216_000_000
-    folder._require_memory(9_216_000_000, tmp_path)
+    image_folder._require_memory(9_216_000_000, tmp_path)
     with pytest.raises(ValueError, match=r"need 9\.2 GB of memory, and 9\.2 GB are available; stream them with"):
-        folder._require_memory(9_216_000_001, tmp_path)
+        image_folder._require_memory(9_216_000_001, tmp_path)
 
 
 @pytest.mark.parametrize("content", [None, "MemTotal: 16000000 kB\n"])
@@ -46,4 +46,4 @@ def test_where_nothing_is_told_nothing_is_refused(
     if content is not None:
         (tmp_path / "meminfo").write_text(content)
     assert hardware.available_bytes() is None
-    folder._require_memory(10**18, tmp_path)
+    image_folder._require_memory(10**18, tmp_path)

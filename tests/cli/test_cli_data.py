@@ -7,7 +7,7 @@ import pytest
 from calling import Codistill
 from PIL import Image
 
-from codistill.data import fetch
+from codistill.data import cifar
 
 
 def facts(text: str) -> dict[str, str]:
@@ -71,7 +71,7 @@ def test_data_that_are_not_there_say_how_to_get_them(codistill: Codistill) -> No
 
 def test_download_is_asked_for_the_folder_that_was_named(codistill: Codistill, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, object]] = []
-    monkeypatch.setattr(fetch, "download", lambda name, folder: asked.append((name, folder)))
+    monkeypatch.setattr(cifar, "download", lambda name, folder: asked.append((name, folder)))
     codistill("data", "cifar10", "--folder", "there")
     assert asked == []
     codistill("data", "cifar10", "--folder", "there", "--download")
@@ -128,4 +128,4 @@ def test_a_folder_of_images_with_an_unreadable_one(codistill: Codistill, photos:
 def test_a_folder_needs_its_name(codistill: Codistill) -> None:
     result = codistill("data", "folder")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "say which folder" in result.stderr
+    assert "give the folder of the images" in result.stderr

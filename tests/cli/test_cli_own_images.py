@@ -6,7 +6,7 @@ import pytest
 from calling import TINY, Codistill
 from PIL import Image
 
-from codistill.data.listing import kinds
+from codistill.data.image_files import count_suffixes
 
 SHORT = ["length.epochs=1", "runtime.device=cpu"]
 
@@ -46,6 +46,6 @@ def test_quickstart_trains_own_images_on_their_true_labels(codistill: Codistill,
 
 
 def test_kinds_of_files_and_of_members_in_shards() -> None:
-    assert kinds([]) == {}
+    assert count_suffixes([]) == {}
     names = ["train/a/x.webp", "train/a/Y.WEBP", "train/README", "3 members *.json", "1 members *.", "2 members *.a.b"]
-    assert kinds(names) == {".json": 3, ".webp": 2, "no suffix": 2, ".a.b": 2}
+    assert count_suffixes(names) == {".json": 3, ".webp": 2, "no suffix": 2, ".a.b": 2}

@@ -8,7 +8,7 @@ from pathlib import Path
 from PIL import Image
 
 from codistill.data import embedded
-from codistill.data.fetch import data_folder
+from codistill.data.download import data_folder
 from codistill.data.images import ImageData
 from codistill.data.load import load
 

@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 from fake_cifar import FakeCifar, add_member, python2_pickle
 
-from codistill.data.cifar import CIFARS
+from codistill.data.cifar import CIFARS, read_pickle
 from codistill.data.images import channel_statistics
 from codistill.data.load import load
-from codistill.data.unpickle import read_pickle
 
 Make = Callable[[str, str], FakeCifar]
 LAYOUTS = [("cifar10", "python"), ("cifar10", "binary"), ("cifar100", "python"), ("cifar100", "binary")]
@@ -146,7 +145,7 @@ def test_a_bad_file_is_named(make_cifar: Make, name: str, kind: str, damage: Cal
         ({b"data": np.zeros((20, 3072), np.uint8), b"fine_labels": [b"1"] * 20}, "no list of whole numbers"),
         ({b"data": np.zeros((20, 3072), np.uint8), b"fine_labels": [1] * 19}, "19 labels; the official file has 20"),
         ({b"data": np.zeros((30, 2048), np.uint8), b"fine_labels": [1] * 20}, "30 images of 2048 bytes"),
-        ([1, 2], "it holds a list"),
+        ([1, 2], "its content is a list"),
     ],
 )
 def test_a_pickle_of_something_else_is_refused(make_cifar: Make, content: object, complaint: str) -> None:
@@ -188,7 +187,7 @@ def test_a_pickle_cannot_ask_for_memory(tmp_path: Path, call: bytes) -> None:
     """16 GiB as an array's shape, and 32 GiB as a memo entry's number: neither may be allocated."""
     path = tmp_path / "train"
     path.write_bytes(call)
-    with pytest.raises(ValueError, match=r"train: .*(memo entries|it holds a Inert)"):
+    with pytest.raises(ValueError, match=r"train: .*(memo entries|its content is a PickleStub)"):
         read_pickle(path, 10_000)
 
 

@@ -230,7 +230,14 @@ def test_links_that_stay_inside_are_followed(image_folder: Path) -> None:
     assert len(read(image_folder).train) == 6
 
 
-@pytest.mark.parametrize("settings", [{"image_size": None}, {"folder": None}, {"image_size": 0}])
-def test_folder_and_size_must_be_said(image_folder: Path, settings: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=r"data\.folder=DIR data\.image_size=32"):
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"image_size": None}, r"missing; .* data\.image_size=32"),
+        ({"folder": None}, r"data\.folder=DIR data\.image_size=32"),
+        ({"image_size": 0}, "image_size: .* not 0"),
+    ],
+)
+def test_folder_and_size_must_be_given(image_folder: Path, settings: dict[str, object], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
         load("folder", **({"folder": image_folder, "image_size": 8} | settings))

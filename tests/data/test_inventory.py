@@ -13,8 +13,8 @@ import safetensors.torch
 import torch
 from pictures import write_folder
 
-from codistill.data import decoding
-from codistill.data import inventory as module
+from codistill.data import decoder
+from codistill.data import image_folder as module
 from codistill.data.images import ImageData
 from codistill.data.load import load
 
@@ -28,20 +28,20 @@ def photos(tmp_path: Path, cache: Path) -> Path:
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The sets that were looked at, one entry for each time; how many images, where it was not all of them."""
     seen: list[str] = []
-    original = module._look
+    original = module._examine
 
-    def look(listing: module.Listing, decoders: module.Decoders, which: Sequence[int], *rest: Any) -> module.Inventory:
+    def look(listing: module.Listing, pool: module.DecoderPool, which: Sequence[int], *rest: Any) -> module.Inventory:
         seen.append(listing.split if len(which) == len(listing) else f"{len(which)} of {listing.split}")
-        return original(listing, decoders, which, *rest)
+        return original(listing, pool, which, *rest)
 
-    monkeypatch.setattr(module, "_look", look)
+    monkeypatch.setattr(module, "_examine", look)
     return seen
 
 
 def test_what_an_interrupted_look_has_found_is_kept(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = read(photos, image_size=9)
     looked_at: list[int] = []
-    note = module._note
+    note = module._add
 
     def interrupted(found: module.Inventory, index: int, answer: Any) -> None:
         looked_at.append(index)
@@ -49,9 +49,9 @@ def test_what_an_interrupted_look_has_found_is_kept(photos: Path, monkeypatch: p
             raise KeyboardInterrupt
         note(found, index, answer)
 
-    monkeypatch.setattr(module, "FORMAT", "another")  # as if nobody had looked
+    monkeypatch.setattr(module, "INVENTORY_FORMAT", "another")  # as if nobody had looked
     monkeypatch.setattr(module, "REPORT_EVERY_S", 0.0)
-    monkeypatch.setattr(module, "_note", interrupted)
+    monkeypatch.setattr(module, "_add", interrupted)
     with pytest.raises(KeyboardInterrupt):
         read(photos, image_size=9)
     data = read(photos, image_size=9)
@@ -95,15 +95,15 @@ def test_an_image_that_could_not_be_read_for_a_while_comes_back(
 ) -> None:
     """A disk or a network may have failed: neither the file's name nor its size or time will ever tell."""
     hidden = [file.as_posix() for file in sorted((photos / "train").glob("*/*.png"))[:2]]
-    original = decoding.read_bytes
+    original = decoder.read_bytes
 
-    def failing(request: decoding.Request) -> bytes:
+    def failing(request: decoder.Request) -> bytes:
         if str(request.file) in hidden:
             raise OSError(errno.EIO, "Input/output error")
         return original(request)
 
     with monkeypatch.context() as broken:
-        broken.setattr(decoding, "read_bytes", failing)
+        broken.setattr(decoder, "read_bytes", failing)
         first = read(photos, workers=0)
     assert [skipped["why"] for skipped in first.report["skipped"]] == ["Input/output error"] * 2
     healed, again = read(photos), read(photos)
@@ -153,7 +153,7 @@ def test_where_nothing_can_be_remembered_a_warning_says_so(
     with caplog.at_level(logging.WARNING):
         assert len(read(photos).train) == 20
     assert "cannot be written" in caplog.text
-    assert "looks at all images again" in caplog.text
+    assert "examines all images again" in caplog.text
 
 
 def test_a_full_disk_leaves_nothing_behind(photos: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,6 +171,6 @@ def test_a_long_look_says_how_far_it_is(
     monkeypatch.setattr(module, "REPORT_EVERY_S", 0.0)
     with caplog.at_level(logging.INFO):
         read(photos)
-    assert "looking at 20 of 20 images" in caplog.text
-    assert "7 of 20 images seen" in caplog.text
-    assert "10 images seen in" in caplog.text
+    assert "examining 20 of 20 images" in caplog.text
+    assert "7 of 20 images examined" in caplog.text
+    assert "10 images examined in" in caplog.text

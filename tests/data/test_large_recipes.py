@@ -69,9 +69,9 @@ def test_settings_that_cannot_be_honoured(change: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"resident": False}, "fashion: its images are in memory as they are"),
-        ({"resize": "short_side"}, "fashion: its images are in memory as they are"),
-        ({"resize": "middle"}, "unknown way to resize 'middle'; Allowed: stretch, short_side"),
+        ({"resident": False}, "data.name: fashion is in memory as it is; resident and resize are for folder"),
+        ({"resize": "short_side"}, "data.name: fashion is in memory as it is; resident and resize are for folder"),
+        ({"resize": "middle"}, "resize: unknown value 'middle'; Allowed: stretch, short_side"),
     ],
 )
 def test_load_refuses_it_too(settings: dict[str, object], complaint: str) -> None:

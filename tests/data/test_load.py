@@ -13,8 +13,7 @@ import torch
 
 from codistill.data.images import ImageData, Images, channel_statistics
 from codistill.data.load import load
-from codistill.data.noise import corrupt
-from codistill.data.subsets import balanced, proportional
+from codistill.data.prepare import balanced_subset, corrupt, stratified_subset
 from codistill.recipes.datasets import NUMBERS
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
@@ -130,30 +129,30 @@ def test_seeds_change_the_training_set_and_never_the_test_set() -> None:
 def test_subsets_of_unbalanced_labels() -> None:
     labels = torch.tensor([0] * 600 + [1] * 300 + [2] * 100)
     for count, sizes in {300: [100, 100, 100], 500: [200, 200, 100], 1000: [600, 300, 100]}.items():
-        assert labels[balanced(labels, count, seed=1)].bincount().tolist() == sizes
-    assert labels[proportional(labels, 100, seed=1)].bincount().tolist() == [60, 30, 10]
-    for choose in (balanced, proportional):
+        assert labels[balanced_subset(labels, count, seed=1)].bincount().tolist() == sizes
+    assert labels[stratified_subset(labels, 100, seed=1)].bincount().tolist() == [60, 30, 10]
+    for choose in (balanced_subset, stratified_subset):
         for count in (1, 7, 500, 1000):
             chosen = choose(labels, count, seed=count).tolist()
             assert chosen == sorted(set(chosen))
             assert len(chosen) == count
-    sizes = labels[balanced(labels, 101, seed=1)].bincount()
+    sizes = labels[balanced_subset(labels, 101, seed=1)].bincount()
     assert int(sizes.max() - sizes.min()) == 1
 
 
 BAD = [
-    ({"name": "cifar"}, r"unknown data set 'cifar'; did you mean 'cifar10'\?"),
+    ({"name": "cifar"}, r"data: name: unknown value 'cifar'; did you mean 'cifar10'\?"),
     ({"name": "mnist"}, "Allowed: fashion, cifar10, cifar100, folder"),
-    ({"bad_images": "ignore"}, "unknown policy for bad_images 'ignore'; Allowed: stop, skip"),
-    ({"image_size": 32}, "image_size=32 cannot be; its images are 28×28 and only shrink"),
+    ({"bad_images": "ignore"}, "data: bad_images: unknown value 'ignore'; Allowed: stop, skip"),
+    ({"image_size": 32}, "data.image_size: 32 is more than the 28 pixels of fashion; it can only shrink"),
     ({"folder": "/somewhere"}, "inside the package; leave it out"),
-    ({"wrong_labels": 1.0}, "wrong_labels=1.0 must be at least 0 and below 1"),
-    ({"wrong_labels": -0.1}, "wrong_labels=-0.1"),
-    ({"wrong_labels": float("nan")}, "wrong_labels=nan"),
-    ({"validation": 1.0}, "validation=1.0 must be"),
-    ({"validation": -0.5}, "validation=-0.5 must be"),
+    ({"wrong_labels": 1.0}, "wrong_labels: must be less than 1, not 1.0"),
+    ({"wrong_labels": -0.1}, "wrong_labels: .* not -0.1"),
+    ({"wrong_labels": float("nan")}, "wrong_labels: .* not nan"),
+    ({"validation": 1.0}, "validation: must be less than 1, not 1.0"),
+    ({"validation": -0.5}, "validation: .* not -0.5"),
     ({"validation": 1e-6}, "validation=1e-06 of 6000 training images leaves"),
-    ({"train_limit": 0}, "train_limit=0 must be from 1 to 6000"),
+    ({"train_limit": 0}, "train_limit: .* not 0"),
     ({"train_limit": 6001}, "train_limit=6001 must be from 1 to 6000"),
     ({"validation": 0.5, "train_limit": 3001}, "train_limit=3001 must be from 1 to 3000"),
     ({"test_limit": 2001}, "test_limit=2001 must be from 1 to 2000"),
@@ -163,7 +162,7 @@ BAD = [
 @pytest.mark.parametrize(("settings", "complaint"), BAD)
 def test_what_cannot_be_honoured_is_refused(settings: dict[str, object], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        load(**({"name": "fashion"} | settings))
+        load(str(settings.get("name", "fashion")), **{key: settings[key] for key in settings if key != "name"})
 
 
 def test_the_package_imports_no_torch() -> None:

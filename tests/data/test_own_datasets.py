@@ -11,7 +11,8 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from codistill.data.datasets import from_datasets
 from codistill.data.images import ImageData, Images
-from codistill.data.load import prepare
+from codistill.data.prepare import prepare
+from codistill.recipes.schema import Data
 
 RANDOM = np.random.default_rng(0)
 HWC = RANDOM.integers(0, 256, (6, 5, 7, 3), np.uint8)
@@ -69,7 +70,10 @@ def test_floats_are_taken_as_they_are() -> None:
 
 def test_own_data_can_be_prepared_like_any_other() -> None:
     dataset = TensorDataset(torch.zeros(100, 1, 4, 4, dtype=torch.uint8), torch.arange(100) % 4)
-    data = prepare(from_datasets(dataset, dataset, classes=4), validation=0.2, wrong_labels=0.25, train_limit=40)
+    data = prepare(
+        from_datasets(dataset, dataset, classes=4),
+        Data(name="fashion", validation=0.2, wrong_labels=0.25, train_limit=40),
+    )
     assert data.validation is not None
     assert (len(data.train), len(data.validation), len(data.test)) == (40, 20, 100)
     assert data.report["wrong_labels"]["count"] == 10

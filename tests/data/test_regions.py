@@ -6,15 +6,16 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from codistill.data.augment import augment, resize_regions
-from codistill.data.batches import AugmentSettings, plan_epoch
+from codistill.data.augmentation import augment, resize_regions
+from codistill.data.batches import plan_epoch
+from codistill.recipes.schema import Augment
 
 UNIT = (torch.zeros(3), torch.ones(3) / 255)  # leaves pixels as they are, but for float32
 PIXELS = torch.randint(0, 256, (60, 3, 24, 18), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
 
 
 def regions(images: int, smallest: float, size: tuple[int, int], *, epoch: int = 0, batch_size: int = 32) -> Tensor:
-    settings = AugmentSettings(pad=0, random_resized_crop=smallest)
+    settings = Augment(pad=0, random_resized_crop=smallest)
     drawn = plan_epoch(images, epoch, 1, batch_size=batch_size, settings=settings, image_size=size).draws
     assert drawn.crops is None
     assert drawn.regions is not None
@@ -24,11 +25,11 @@ def regions(images: int, smallest: float, size: tuple[int, int], *, epoch: int =
 @pytest.mark.parametrize("flip", [True, False])
 @pytest.mark.parametrize("crop", [11, 17, None])
 def test_a_region_is_cut_and_resized_as_pillow_does(crop: int | None, flip: bool) -> None:
-    settings = AugmentSettings(pad=0, crop=crop, flip=flip, random_resized_crop=0.08)
+    settings = Augment(pad=0, crop=crop, flip=flip, random_resized_crop=0.08)
     draws = plan_epoch(60, 0, 3, batch_size=60, settings=settings, image_size=(24, 18)).step(0)
     pixels = PIXELS[draws.indices]
     found = augment(pixels, draws, settings, *UNIT).round().int().numpy()
-    height, width = settings.cropped((24, 18))
+    height, width = settings.crop_size((24, 18))
     grown, shrunk = 0, 0
     assert draws.regions is not None
     for number, (top, left, high, wide) in enumerate(draws.regions.tolist()):
@@ -75,14 +76,14 @@ def test_draws_depend_on_seed_epoch_and_place_alone() -> None:
 
 
 def test_it_is_one_graph_for_a_compiler() -> None:
-    settings = AugmentSettings(pad=0, crop=8, random_resized_crop=0.2)
+    settings = Augment(pad=0, crop=8, random_resized_crop=0.2)
     draws = plan_epoch(60, 0, 3, batch_size=60, settings=settings, image_size=(24, 18)).step(0)
     compiled = torch.compile(augment, fullgraph=True, backend="eager")
     assert torch.equal(compiled(PIXELS, draws, settings, *UNIT), augment(PIXELS, draws, settings, *UNIT))
 
 
 def test_float_images_are_resized_without_rounding() -> None:
-    settings = AugmentSettings(pad=0, crop=8)
+    settings = Augment(pad=0, crop=8)
     whole = torch.tensor([[0, 0, 24, 18]]).expand(60, 4)
     floats = resize_regions(PIXELS.float(), whole, None, settings)
     assert torch.equal(floats.round().to(torch.uint8), resize_regions(PIXELS, whole, None, settings))
@@ -92,11 +93,11 @@ def test_float_images_are_resized_without_rounding() -> None:
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"random_resized_crop": 1.2}, r"random_resized_crop=1.2 must be 0 \(off\) or a share"),
-        ({"random_resized_crop": -0.1}, "random_resized_crop=-0.1"),
-        ({"random_resized_crop": 0.1, "pad": 4}, "set pad=4 to 0"),
+        ({"random_resized_crop": 1.2}, "random_resized_crop\n.*less than or equal to 1"),
+        ({"random_resized_crop": -0.1}, "random_resized_crop\n.*greater than or equal to 0"),
+        ({"random_resized_crop": 0.1, "pad": 4}, "set augment.pad=0"),
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, float], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        AugmentSettings(**({"pad": 0} | settings))
+        Augment(**({"pad": 0} | settings))

@@ -10,10 +10,10 @@ import pytest
 import torch
 from pictures import write_damaged, write_folder, write_shards
 
-from codistill.data import folder as image_folder
+from codistill.data import image_folder
 from codistill.data.images import ImageData, Images
 from codistill.data.load import load
-from codistill.data.photos import BATCHES_KEPT, Photos
+from codistill.data.stream import BATCHES_KEPT, StreamedImages
 from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.engine.trainer import train
 from codistill.recipes.schema import Data, Recipe
@@ -78,12 +78,12 @@ def test_a_worker_that_dies_or_hangs_is_replaced_and_nothing_changes(
     fate: signal.Signals, photos: Path, resident: dict[str, bytes], tmp_path: Path
 ) -> None:
     data = streamed(photos, workers=2, timeout_s=3.0)
-    assert isinstance(data.train, Photos)
-    decoders, struck = data.train.pixels.decoders, {}
+    assert isinstance(data.train, StreamedImages)
+    pool, struck = data.train.pixels.pool, {}
 
     def strike(position: Position, timetable: TrainingSchedule) -> None:
         """Both, before the first evaluation asks them."""
-        for worker in decoders.processes if (position.epoch, position.step) == (0, 3) else ():
+        for worker in pool.processes if (position.epoch, position.step) == (0, 3) else ():
             assert worker.process is not None
             struck[worker] = worker.process.pid
             os.kill(worker.process.pid, fate)
@@ -91,7 +91,7 @@ def test_a_worker_that_dies_or_hangs_is_replaced_and_nothing_changes(
     recipe = streaming(photos, workers=2)
     assert what_remains(recipe, tmp_path / "run", data=data, heartbeat=strike) == resident
     assert len(struck) == 2
-    for worker in decoders.processes:
+    for worker in pool.processes:
         assert worker.process is not None
         assert worker.process.pid != struck[worker]
 
@@ -130,7 +130,7 @@ def test_both_ways_hand_over_the_same_sets(photos: Path) -> None:
     for split, images in memory.splits.items():
         other = disk.splits[split]
         assert isinstance(images, Images)
-        assert isinstance(other, Photos)
+        assert isinstance(other, StreamedImages)
         assert torch.equal(images.labels, other.labels)
         assert torch.equal(images.pixels, other.pixels[:])
         assert torch.equal(images.pixels[-3], other.pixels[-3])
@@ -148,7 +148,7 @@ def test_what_is_small_is_kept_in_memory_unless_said_otherwise(photos: Path, mon
     monkeypatch.setattr(image_folder, "RESIDENT_BYTES", 100 * 3 * SIZE**2)
     assert isinstance(streamed(photos, resident=None).train, Images)
     monkeypatch.setattr(image_folder, "RESIDENT_BYTES", 100 * 3 * SIZE**2 - 1)
-    assert isinstance(streamed(photos, resident=None).train, Photos)
+    assert isinstance(streamed(photos, resident=None).train, StreamedImages)
 
 
 def test_an_image_that_breaks_during_the_training_is_named(photos: Path, tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_an_image_that_breaks_during_the_training_is_named(photos: Path, tmp_pat
     data = streamed(folder)
     file = next((folder / "train").glob("*/0003.jpg"))
     file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(ValueError, match=r"0003.jpg: was readable when the images were examined, and is no more"):
+    with pytest.raises(ValueError, match=r"0003.jpg: was readable when the images were examined, and no longer is"):
         data.train.pixels[:]
 
 

@@ -7,7 +7,7 @@ import torch
 from pictures import write_folder
 
 from codistill.data.load import load
-from codistill.data.photos import Photos
+from codistill.data.stream import StreamedImages
 from codistill.engine.trainer import train
 from codistill.recipes.schema import Data, Runtime
 from tiny import tiny_recipe
@@ -45,7 +45,7 @@ def test_batches_arrive_whole_while_the_device_is_busy_and_the_host_goes_on(phot
     data = load("folder", folder=photos, image_size=16, resident=False, workers=4)
     truth = data.train.pixels[:]
     train_set = data.train.to("cuda")
-    assert isinstance(train_set, Photos)
+    assert isinstance(train_set, StreamedImages)
     heavy = torch.randn(4096, 4096, device="cuda")
     seen = []
     torch.cuda.set_sync_debug_mode("error")

@@ -149,7 +149,7 @@ def test_shares_are_the_batch(augment: Augment, shards: int) -> None:
     from codistill.engine.trainer import draw_epoch
 
     recipe = shared_recipe(augment=augment.model_dump())
-    training = prepare_training(recipe, load(seed=recipe.seed, **recipe.data.model_dump()), prepare(recipe.runtime))
+    training = prepare_training(recipe, load(recipe.data, seed=recipe.seed), prepare(recipe.runtime))
     plan = draw_epoch(training, 0)
     plans = [replace(plan, share=Share(index, shards)) for index in range(shards)]
     for step in range(len(plan)):

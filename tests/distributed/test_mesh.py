@@ -51,7 +51,7 @@ def training_of(recipe: Recipe, *peers: Any) -> Any:
     from codistill.engine.state import prepare_training
 
     torch.set_default_dtype(torch.float64)
-    return prepare_training(recipe, load(seed=recipe.seed, **recipe.data.model_dump()), prepare(recipe.runtime), *peers)
+    return prepare_training(recipe, load(recipe.data, seed=recipe.seed), prepare(recipe.runtime), *peers)
 
 
 def mesh_of(world: Any, recipe: Recipe, split: str, shards: int) -> Any:

@@ -8,7 +8,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from codistill.data.batches import AugmentSettings
 from codistill.data.device import OnDevice
 from codistill.data.images import Images
 from codistill.engine.bench import EPOCH_STEPS, Runner, bench, matmul_flops_per_s, random_data
@@ -19,7 +18,7 @@ from codistill.engine.state import prepare_training
 from codistill.engine.step import choose_step
 from codistill.networks.cost import cost
 from codistill.networks.families import architecture
-from codistill.recipes.schema import Runtime
+from codistill.recipes.schema import Augment, Runtime
 from tiny import tiny_recipe
 
 
@@ -99,7 +98,7 @@ def test_where_a_kernel_makes_images(
     monkeypatch.setattr("codistill.data.device.find_spec", lambda name: name)
     monkeypatch.setattr(torch, "tensor", lambda values, **_: values)  # there may be no such device
     monkeypatch.setattr(Images, "to", lambda images, _: images)
-    settings = AugmentSettings(**augmentation)
+    settings = Augment(**augmentation)
     assert OnDevice.of(data, torch.device(device), settings, compiled=compiled).has_kernel is has_kernel
 
 

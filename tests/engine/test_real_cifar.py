@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from codistill import recipes
-from codistill.data.fetch import data_folder
+from codistill.data.download import data_folder
 from codistill.engine.trainer import train
 
 HERE = (data_folder() / "cifar-100-python").is_dir()

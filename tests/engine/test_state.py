@@ -36,7 +36,7 @@ def in_float64() -> Iterator[None]:
 
 
 def started(recipe: Recipe) -> Training:
-    return prepare_training(recipe, load(seed=recipe.seed, **recipe.data.model_dump()), prepare(recipe.runtime))
+    return prepare_training(recipe, load(recipe.data, seed=recipe.seed), prepare(recipe.runtime))
 
 
 def take_steps(training: Training, steps: int) -> None:

@@ -9,7 +9,7 @@ from tiny_runs import train
 from torch import Tensor
 
 from codistill.data import embedded
-from codistill.data.augment import normalise
+from codistill.data.augmentation import normalise
 from codistill.export.export import Exported, export
 from codistill.export.formats import FORMATS
 from codistill.recipes.schema import Length

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import zoo
 from codistill.data import embedded
-from codistill.data.augment import normalise
+from codistill.data.augmentation import normalise
 from codistill.data.images import ImageData, Images
 from codistill.engine import trainer
 from codistill.export import bundle

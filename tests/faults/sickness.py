@@ -21,7 +21,7 @@ State = dict[str, Tensor]
 
 
 def started(recipe: Recipe) -> Training:
-    return prepare_training(recipe, load(seed=recipe.seed, **recipe.data.model_dump()), prepare(recipe.runtime))
+    return prepare_training(recipe, load(recipe.data, seed=recipe.seed), prepare(recipe.runtime))
 
 
 class Stepper:

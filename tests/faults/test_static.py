@@ -18,9 +18,9 @@ EXECUTES = (
 )
 TALKS = ("socket", "ssl", "http", "urllib", "requests", "httpx", "aiohttp", "ftplib", "smtplib", "pooch", "webbrowser")
 ALLOWED = {
-    "data/unpickle.py": {"pickle"},  # CIFAR's own files; every name in them becomes an inert stand-in
+    "data/cifar.py": {"pickle"},  # CIFAR's own files; every name in them becomes an inert stand-in
     "export/formats.py": {"torch.export.load"},  # of what this process has just written, to check it
-    "data/fetch.py": {"pooch"},  # `codistill data NAME --download`, and nothing else, downloads
+    "data/download.py": {"pooch"},  # `codistill data NAME --download`, and nothing else, downloads
     "report/server.py": {"http", "urllib"},  # `codistill watch` serves its page to this machine alone
     "cli/watch.py": {"webbrowser"},  # `codistill watch --browser` shows it
     "distributed/launch.py": {"socket"},  # `codistill train --nproc`: processes that meet on the loopback interface

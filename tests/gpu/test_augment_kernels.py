@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from codistill.data.augment import augment, mix
-from codistill.data.batches import AugmentSettings, Draws, plan_epoch
+from codistill.data.augmentation import augment, mix
+from codistill.data.batches import Draws, plan_epoch
+from codistill.recipes.schema import Augment
 
 pytestmark = [
     pytest.mark.gpu,
@@ -13,22 +14,22 @@ pytestmark = [
 ]
 
 SETTINGS = {
-    "as in the paper": AugmentSettings(),
-    "reflected": AugmentSettings(padding="reflect"),
-    "more padding than one reflection has": AugmentSettings(pad=7),
-    "crops alone": AugmentSettings(flip=False),
-    "flips alone": AugmentSettings(pad=0),
-    "smaller crops": AugmentSettings(pad=2, crop=6),
-    "nothing": AugmentSettings(pad=0, flip=False),
-    "mixed": AugmentSettings(mixup=1.0),
+    "as in the paper": Augment(),
+    "reflected": Augment(padding="reflect"),
+    "more padding than one reflection has": Augment(pad=7),
+    "crops alone": Augment(flip=False),
+    "flips alone": Augment(pad=0),
+    "smaller crops": Augment(pad=2, crop=6),
+    "nothing": Augment(pad=0, flip=False),
+    "mixed": Augment(mixup=1.0),
 }
 
 
-def by_kernel(pixels: Tensor, draws: Draws, settings: AugmentSettings, mean: Tensor, std: Tensor) -> Tensor:
+def by_kernel(pixels: Tensor, draws: Draws, settings: Augment, mean: Tensor, std: Tensor) -> Tensor:
     from codistill.ops.augment import cropped_and_normalised  # needs Triton
 
     height, width = pixels.shape[-2:]
-    size, reflects = settings.cropped((height, width)), settings.padding == "reflect"
+    size, reflects = settings.crop_size((height, width)), settings.padding == "reflect"
     return cropped_and_normalised(
         pixels, mean, std, draws.crops, draws.flips, size=size, pad=settings.pad, reflects=reflects
     )
@@ -50,7 +51,7 @@ def test_the_same_images(name: str, channels: int) -> None:
 
 
 def test_no_images() -> None:
-    settings, unit = AugmentSettings(), torch.ones(3, device="cuda")
+    settings, unit = Augment(), torch.ones(3, device="cuda")
     draws = plan_epoch(8, 0, 1, batch_size=8, settings=settings, image_size=(9, 9)).step(0)
     none = draws.each(lambda drawn: drawn[:0].to("cuda"), lambda drawn: drawn.to("cuda"))
     empty = torch.empty(0, 3, 9, 9, dtype=torch.uint8, device="cuda")

@@ -37,7 +37,7 @@ def on_gpu(**runtime: object) -> Runtime:
 
 def started(recipe: Recipe) -> Training:
     machine = prepare(recipe.runtime)
-    return prepare_training(recipe, load(seed=recipe.seed, **recipe.data.model_dump()), machine)
+    return prepare_training(recipe, load(recipe.data, seed=recipe.seed), machine)
 
 
 def take_steps(training: Training, steps: int) -> type:

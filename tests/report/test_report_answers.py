@@ -167,5 +167,5 @@ def test_pictures_of_any_pixels(channels: int, dtype: torch.dtype) -> None:
 
 def test_the_test_images_are_those_of_the_run(trained: Path, asked: Answers) -> None:
     recipe = read_run(trained).recipe
-    same = load(seed=recipe.seed, **recipe.data.model_dump()).test.labels
+    same = load(recipe.data, seed=recipe.seed).test.labels
     assert torch.equal(asked.labels, same)

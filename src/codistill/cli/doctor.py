@@ -119,7 +119,7 @@ def check_space() -> Iterator[Finding]:
 def check_data() -> Iterator[Finding]:
     from codistill.data import embedded
     from codistill.data.cifar import found_files
-    from codistill.data.fetch import data_folder
+    from codistill.data.download import data_folder
     from codistill.recipes.datasets import DATASETS
 
     folder = data_folder()

@@ -156,10 +156,10 @@ def _mega(flops: int) -> str:
 
 def describe(name: str, folder: Path | None, *, download: bool, image_size: int, as_json: bool = False) -> None:
     """Read the data set and print what it contains; an error says what is missing and what to type."""
-    from codistill.data.fetch import data_folder
-    from codistill.data.fetch import download as fetch
+    from codistill.data.cifar import download as fetch
+    from codistill.data.download import data_folder
+    from codistill.data.image_files import count_suffixes
     from codistill.data.images import Images
-    from codistill.data.listing import kinds
     from codistill.data.load import load
 
     if download:
@@ -179,7 +179,7 @@ def describe(name: str, folder: Path | None, *, download: bool, image_size: int,
         "mean": list(data.mean),
         "std": list(data.std),
         "skipped": data.report.get("skipped", []),
-        "left_out": kinds(data.report.get("ignored", ())),
+        "left_out": count_suffixes(data.report.get("ignored", ())),
     }
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
@@ -201,9 +201,9 @@ def _data_rows(facts: Mapping[str, Any]) -> dict[str, str]:
     if skipped := facts["skipped"]:
         rows["unreadable"] = f"{len(skipped)} images, the first {skipped[0]['file']}: {skipped[0]['why']}"
     if left_out := facts["left_out"]:
-        from codistill.data.remarks import READ, counted
+        from codistill.data.load import SUFFIXES_READ, describe_ignored
 
-        rows["left out"] = f"{counted(left_out)}; {READ}"
+        rows["left out"] = f"{describe_ignored(left_out)}; {SUFFIXES_READ}"
     return rows
 
 
@@ -211,18 +211,16 @@ def bench_data(
     folder: Path, source: str, changes: Sequence[str], *, seconds: float, images_per_s: float | None, as_json: bool
 ) -> None:
     """Compare the decoding rate of the folder with the training rate of the recipe; ``images_per_s`` if known."""
-    from codistill.data.folder import How
-    from codistill.data.layout import contents
-    from codistill.data.pace import advice, decoding_rates, processes
+    from codistill.data.image_files import list_images
+    from codistill.data.stream import advice, decoding_rates, processes
     from codistill.engine.bench import pace
 
     recipe = recipes.resolve(source, ["data.name=folder", f"data.folder={json.dumps(str(folder))}", *changes])
-    found = contents(folder.expanduser())
-    assert recipe.data.image_size is not None
-    how = How(recipe.data.image_size, recipe.data.resize)
+    found = list_images(folder.expanduser())
+    side = recipe.data.side
     counts = [count for count in (1, 2, 4, 8, 16, 32, 64, 128) if count < cores()] + [cores()]
     typer.echo(f"measuring the decoding rate with up to {processes(counts[-1])} …", err=True)
-    rates = dict(decoding_rates(found, how, counts, seconds))
+    rates = dict(decoding_rates(found, recipe.data, counts, seconds))
     device, path = images_per_s, "as given"
     if device is None:
         typer.echo(
@@ -231,8 +229,8 @@ def bench_data(
             err=True,
         )
         with memory_explained(smaller(recipe)):
-            device, path = pace(recipe, 3, how.image_size, len(found.class_names), seconds)
-    pixel_bytes = found.images * 3 * how.image_size**2
+            device, path = pace(recipe, 3, side, len(found.class_names), seconds)
+    pixel_bytes = found.images * 3 * side**2
     lines = advice(rates, device, pixel_bytes, available_bytes())
     if as_json:
         typer.echo(json.dumps({"decoding": rates, "device": device, "path": path, "advice": lines}, indent=2))

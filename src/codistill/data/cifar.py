@@ -1,28 +1,43 @@
 """CIFAR-10 and CIFAR-100 from the official files: python or binary version, unpacked or still in the archive.
 
-Archives are checked by their official MD5, unpacked files by counts, shapes and label ranges.
+Archives are checked by their official MD5, unpacked files by counts, shapes and label ranges. The python version's
+pickles are read as data: nothing that a file names is imported or called. The official files name three numpy objects;
+each becomes a stub that only keeps its state, so that not even numpy's code runs on untrusted bytes. Any other name is
+refused.
 """
 
+import pickle
+import pickletools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import torch
 
-from codistill.data.archive import check_md5, unpack
-from codistill.data.images import ImageData, Images
-from codistill.data.unpickle import Inert, read_pickle
+from codistill.data.download import check_md5, data_folder, fetch_archive, unpack
+from codistill.data.images import ImageData, Images, shrink
 from codistill.recipes.datasets import NUMBERS, Numbers
+from codistill.recipes.schema import Data
+from codistill.wording import unknown
 
+OFFICIAL = "https://www.cs.toronto.edu/~kriz/"
 PIXELS = 3 * 32 * 32
 NAMES_SIZE_LIMIT = 100_000
+PICKLED_NAMES = {
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "_reconstruct"),  # the same, as numpy 2 writes it
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+}
+# The official files memoise about two objects per image. Unpicklers allocate by the largest memo index in the file.
+MEMO_LIMIT = 1_000_000
 
 
 @dataclass(frozen=True)
 class Version:
-    """One official version of a data set: what its archive and its files are called."""
+    """One official version of a data set: the names of its archive and its files."""
 
     kind: Literal["python", "binary"]
     folder: str
@@ -31,12 +46,12 @@ class Version:
     train_files: tuple[str, ...]
     test_file: str
     names_file: str
-    other_files: tuple[str, ...]  # in the archive, of no use to us
+    other_files: tuple[str, ...]  # in the archive, not read
 
 
 @dataclass(frozen=True)
 class Cifar:
-    """One data set: what both versions of it have in common."""
+    """One data set: what its two versions have in common."""
 
     name: str
     numbers: Numbers
@@ -48,7 +63,7 @@ class Cifar:
     std: tuple[float, ...]
 
     def size_limits(self, version: Version) -> dict[str, int]:
-        """How many bytes each file may have: its rows with room for labels and file names."""
+        """The largest size in bytes of each file: its rows with room for labels and file names."""
         train_rows = self.numbers.train_images // len(version.train_files)
         rows = {**dict.fromkeys(version.train_files, train_rows), version.test_file: self.numbers.test_images}
         return {file: count * (PIXELS + 200) + 100_000 for file, count in rows.items()} | {
@@ -122,13 +137,13 @@ CIFARS = {
 }
 
 
-def read(name: str, folder: Path) -> ImageData:
-    """A CIFAR data set from ``folder``, in memory once as uint8."""
-    cifar = CIFARS[name]
+def read(data: Data) -> ImageData:
+    """Read a CIFAR data set into memory, shrunk to ``data.image_size`` if given."""
+    cifar, folder = CIFARS[data.name], data_folder(data.folder)
     version = find(cifar, folder)
     root = folder / version.folder
-    return ImageData(
-        name=name,
+    images = ImageData(
+        name=data.name,
         train=_read_images(cifar, version, root, version.train_files, cifar.numbers.train_images),
         test=_read_images(cifar, version, root, (version.test_file,), cifar.numbers.test_images),
         validation=None,
@@ -137,10 +152,25 @@ def read(name: str, folder: Path) -> ImageData:
         std=cifar.std,
         report={"source": version.folder},
     )
+    return shrink(images, data.image_size)
+
+
+def download(name: str, folder: str | Path | None = None) -> Path:
+    """Download, check and unpack the data set unless ``folder`` has it; return the folder of its files."""
+    if name not in CIFARS:
+        raise unknown("data set to download", name, CIFARS)
+    version = CIFARS[name].versions[0]
+    root = data_folder(folder)
+    if not any((root / known.folder).is_dir() for known in CIFARS[name].versions):
+        try:
+            fetch_archive(OFFICIAL + version.archive, version.md5, root)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+    return root / find(CIFARS[name], root).folder
 
 
 def find(cifar: Cifar, folder: Path) -> Version:
-    """The first version that ``folder`` holds. One that is only there as an archive is checked and unpacked."""
+    """Return the first version that ``folder`` contains, after checking and unpacking it if it is an archive."""
     for version in cifar.versions:
         if (folder / version.folder).is_dir():
             return version
@@ -164,7 +194,7 @@ def found_files(name: str, folder: Path) -> list[Path]:
 
 
 def _read_images(cifar: Cifar, version: Version, root: Path, files: tuple[str, ...], count: int) -> Images:
-    # Allocated once and filled file by file: what is read is let go before the next file is opened.
+    # Allocated once and filled file by file: each file is freed before the next is opened.
     images = Images(torch.empty(count, 3, 32, 32, dtype=torch.uint8), torch.empty(count, dtype=torch.int64))
     pixels, labels = images.pixels.numpy().reshape(count, PIXELS), images.labels.numpy()
     rows = count // len(files)
@@ -199,8 +229,8 @@ def _read_python(cifar: Cifar, path: Path, size_limit: int) -> tuple[np.ndarray[
     if not isinstance(labels, list) or not all(type(label) is int for label in labels):
         raise ValueError(f"{path}: not the official {cifar.name}: no list of whole numbers called {cifar.label_key!r}")
     match content.get("data"):
-        # As numpy pickles an array: version, shape, dtype, whether in Fortran's order, bytes.
-        case Inert(state=(_, (int(rows), int(columns)), _, False, bytes(raw))) if rows * columns == len(raw) > 0:
+        # As numpy pickles an array: version, shape, dtype, whether in Fortran order, bytes.
+        case PickleStub(state=(_, (int(rows), int(columns)), _, False, bytes(raw))) if rows * columns == len(raw) > 0:
             return np.frombuffer(raw, np.uint8).reshape(rows, columns), np.array(labels, np.int64)
     raise ValueError(f"{path}: not the official {cifar.name}: 'data' is not a table of bytes")
 
@@ -234,3 +264,50 @@ def _raw_names(cifar: Cifar, version: Version, path: Path) -> Iterator[Any]:
 
 def _decode(name: Any) -> str:
     return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
+
+
+class PickleStub:
+    """Replaces a numpy function or class, and every object that calling it would create; keeps the pickled state."""
+
+    state: Any = None
+
+    def __call__(self, *arguments: Any) -> "PickleStub":
+        return PickleStub()
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _DataUnpickler(pickle.Unpickler):
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        if (module_name, global_name) not in PICKLED_NAMES:
+            raise pickle.UnpicklingError(f"it asks for {module_name}.{global_name}, which CIFAR files never do")
+        return PickleStub()
+
+
+def read_pickle(path: Path, size_limit: int) -> dict[str, Any]:
+    """Read the dictionary in ``path``, its arrays as raw bytes; text that Python 2 wrote is returned as bytes."""
+    size = path.stat().st_size
+    if size > size_limit:
+        raise ValueError(f"{path}: {size} bytes are more than the {size_limit} that a CIFAR file can have")
+    try:
+        with path.open("rb") as file:
+            _check_memo(file)
+            file.seek(0)
+            content = _DataUnpickler(file, encoding="bytes").load()
+    except OSError:
+        raise
+    # Damaged pickles raise nearly anything: EOFError, KeyError, TypeError, MemoryError, …
+    except Exception as error:
+        raise ValueError(f"{path}: refused, not an official CIFAR file: {error or type(error).__name__}") from error
+    if not isinstance(content, dict):
+        raise ValueError(
+            f"{path}: not an official CIFAR file: its content is a {type(content).__name__}, not a dictionary"
+        )
+    return {key.decode("ascii", "replace") if isinstance(key, bytes) else str(key): content[key] for key in content}
+
+
+def _check_memo(file: BinaryIO) -> None:
+    for opcode, argument, _ in pickletools.genops(file):
+        if opcode.name == "LONG_BINPUT" and int(argument or 0) > MEMO_LIMIT:
+            raise pickle.UnpicklingError(f"it asks for {argument} memo entries")

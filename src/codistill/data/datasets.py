@@ -1,7 +1,7 @@
-"""Anybody's own ``torch.utils.data.Dataset``, read once into memory.
+"""Reads your own ``torch.utils.data.Dataset`` into memory.
 
-Random transforms inside such a data set would be drawn once and then frozen: leave them out and let ``augment`` do it,
-or keep your own loop and use the cohort and the objective from there.
+Every item is read once, so random transforms inside the data set would be drawn once and then stay: leave them out and
+use the recipe's ``augment``, or keep your own loop with the cohort and the objective.
 """
 
 from collections.abc import Sequence, Sized
@@ -25,10 +25,10 @@ def from_datasets(
     std: Sequence[float] | None = None,
     name: str = "own",
 ) -> ImageData:
-    """Data from two data sets whose items are ``(image, label)``.
+    """Read two data sets whose items are ``(image, label)``.
 
     An image is a PIL image (L or RGB), or a uint8 or float array or tensor: [H, W], [C, H, W] or [H, W, C].
-    ``classes`` are the classes' names, or how many there are. Without ``mean`` and ``std`` the training set's are used.
+    ``classes`` are the names of the classes, or their number. Without ``mean`` and ``std`` the training set's are used.
     """
     class_names = tuple(map(str, range(classes))) if isinstance(classes, int) else tuple(classes)
     sets = {"training": _read(name, "training", train), "test": _read(name, "test", test)}

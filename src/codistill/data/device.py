@@ -1,4 +1,4 @@
-"""The data on the device that trains, and batches of it as networks take them."""
+"""The data on the training device, and augmented or plain batches of it as network inputs."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -7,27 +7,26 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from codistill.data.augment import augment, centre_crop, mix_labels, normalise
-from codistill.data.batches import AugmentSettings, Draws, EpochPlan
+from codistill.data.augmentation import augment, centre_crop, mix_labels, normalise
+from codistill.data.batches import Draws, EpochPlan
 from codistill.data.images import ImageData, ImageSet
+from codistill.recipes.schema import Augment
 
 
 @dataclass(frozen=True)
 class OnDevice:
-    """The data where the networks are, as raw pixels: all of them, or batch by batch where they are streamed."""
+    """The data on the networks' device as raw pixels: all of them, or batch by batch if they are streamed."""
 
     splits: Mapping[str, ImageSet]
     mean: Tensor
     std: Tensor
     num_classes: int
-    augmentation: AugmentSettings
+    augmentation: Augment
     has_kernel: bool
-    """Whether one kernel of ours makes images of pixels: then a compiler has nothing to add."""
+    """Whether one Triton kernel crops, flips and normalises; then there is nothing left to compile."""
 
     @classmethod
-    def of(
-        cls, data: ImageData, device: torch.device, augmentation: AugmentSettings, *, compiled: bool = False
-    ) -> "OnDevice":
+    def of(cls, data: ImageData, device: torch.device, augmentation: Augment, *, compiled: bool = False) -> "OnDevice":
         mean, std = (torch.tensor(values, device=device) for values in (data.mean, data.std))
         splits = {split: images.to(device) for split, images in data.splits.items()}
         has_kernel = (
@@ -44,9 +43,9 @@ class OnDevice:
         return self.splits["train"].batches(plan, first_step)
 
     def augmented(self, draws: Draws, label_smoothing: float) -> tuple[Tensor, Tensor]:
-        """A training batch: images as networks take them, and labels, hard or soft."""
+        """A training batch: augmented, normalised images and labels, hard or soft."""
         train = self.splits["train"]
-        images = self._images(train.gathered(draws), draws)
+        images = self._images(train.gather(draws), draws)
         return images, mix_labels(train.labels[draws.indices], draws, self.num_classes, label_smoothing)
 
     def _images(self, pixels: Tensor, draws: Draws) -> Tensor:
@@ -58,9 +57,9 @@ class OnDevice:
         height, width = pixels.shape[-2:]
         return cropped_and_normalised(
             pixels, self.mean, self.std, draws.crops, draws.flips,
-            size=settings.cropped((height, width)), pad=settings.pad, reflects=settings.padding == "reflect",
+            size=settings.crop_size((height, width)), pad=settings.pad, reflects=settings.padding == "reflect",
         )  # fmt: skip
 
     def plain(self, pixels: Tensor) -> Tensor:
-        """Images as networks take them at test."""
+        """Normalised images for evaluation: the centre crop, not augmented."""
         return normalise(centre_crop(pixels, self.augmentation), self.mean, self.std)

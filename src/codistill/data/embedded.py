@@ -9,16 +9,23 @@ from importlib import resources
 import numpy as np
 import torch
 
-from codistill.data.images import ImageData, Images
+from codistill.data.images import ImageData, Images, shrink
+from codistill.recipes.schema import Data
 
 CLASS_NAMES = (
     "t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot",
 )  # fmt: skip
-# Of the 60,000 training images of the whole data set.
+# Statistics of the 60,000 training images of the complete data set.
 MEAN, STD = (0.2860,), (0.3530,)
 
 
-def read() -> ImageData:
+def read(data: Data | None = None) -> ImageData:
+    """Read the images, shrunk to ``data.image_size`` if given."""
+    data = data or Data(name="fashion")
+    if data.folder is not None:
+        raise ValueError(
+            f"fashion: folder={data.folder} has no effect, because the images are inside the package; leave it out"
+        )
     file = resources.files("codistill.data") / "fashion" / "fashion.npz"
     with file.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
         train, test = (
@@ -28,4 +35,5 @@ def read() -> ImageData:
             )
             for split in ("train", "test")
         )
-    return ImageData("fashion", train, test, None, CLASS_NAMES, MEAN, STD, report={"source": "embedded"})
+    images = ImageData("fashion", train, test, None, CLASS_NAMES, MEAN, STD, report={"source": "embedded"})
+    return shrink(images, data.image_size)

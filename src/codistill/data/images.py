@@ -1,6 +1,6 @@
-"""What every source of data hands over: sets of images with their labels, checked when made.
+"""What every reader of a data set returns: sets of images with their labels, checked on construction.
 
-``Images`` are in memory; ``photos.Photos`` stay on the disk and are streamed. An ``ImageSet`` is either.
+``Images`` are in memory; ``stream.StreamedImages`` stay on the disk. An ``ImageSet`` is either.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from codistill.data.batches import Draws, EpochPlan
 
 
 class Pixels(Protocol):
-    """[N, C, H, W]: a tensor, or images on the disk that are decoded where they are cut out."""
+    """[N, C, H, W]: a tensor, or images on the disk that are decoded when they are indexed."""
 
     @property
     def shape(self) -> torch.Size: ...
@@ -28,7 +28,7 @@ class Pixels(Protocol):
 
 
 class ImageSet(Protocol):
-    """N images and their labels, wherever the pixels are."""
+    """N images and their labels, in memory or on the disk."""
 
     @property
     def pixels(self) -> Pixels: ...
@@ -38,17 +38,17 @@ class ImageSet(Protocol):
 
     def to(self, device: torch.device | str) -> Self: ...
     def take(self, indices: Tensor) -> Self: ...
-    def relabelled(self, labels: Tensor) -> Self: ...
-    def outline(self) -> dict[str, Any]: ...
+    def with_labels(self, labels: Tensor) -> Self: ...
+    def summary(self) -> dict[str, Any]: ...
 
     def in_batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """All images in their order, as raw pixels and labels on the device."""
 
     def batches(self, plan: EpochPlan, first_step: int) -> Iterator[Draws]:
-        """An epoch's batches from a step on, each with all that ``gathered`` needs on the device."""
+        """An epoch's batches from a step on, each with everything that ``gather`` needs on the device."""
 
-    def gathered(self, batch: Draws) -> Tensor:
-        """The raw pixels of a batch, without a wait for the device."""
+    def gather(self, batch: Draws) -> Tensor:
+        """The raw pixels of a batch; does not synchronise with the device."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +77,7 @@ class Images:
     def take(self, indices: Tensor) -> Self:
         return type(self)(self.pixels[indices], self.labels[indices])
 
-    def relabelled(self, labels: Tensor) -> Self:
+    def with_labels(self, labels: Tensor) -> Self:
         return dataclasses.replace(self, labels=labels)
 
     def in_batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -86,18 +86,18 @@ class Images:
     def batches(self, plan: EpochPlan, first_step: int) -> Iterator[Draws]:
         return (plan.step(step) for step in range(first_step, len(plan)))
 
-    def gathered(self, batch: Draws) -> Tensor:
+    def gather(self, batch: Draws) -> Tensor:
         return self.pixels[batch.indices]
 
-    def shrunk(self, side: int) -> Self:
-        """The images at ``side`` × ``side``, by averaging; some at a time, so that no float copy of all exists."""
+    def shrink(self, side: int) -> Self:
+        """Shrink the images to ``side`` × ``side`` by averaging, in parts, so that no float copy of all exists."""
         parts = [
             F.adaptive_avg_pool2d(part.float(), side).round().to(part.dtype) for part in torch.split(self.pixels, 1000)
         ]
         return type(self)(torch.cat(parts), self.labels)
 
-    def outline(self) -> dict[str, Any]:
-        """What a report says of these images: how many, how large, and a checksum that any change of them changes."""
+    def summary(self) -> dict[str, Any]:
+        """Number, shape and checksums of these images, for a report."""
         return {
             "images": len(self),
             "shape": list(self.pixels.shape[1:]),
@@ -108,7 +108,7 @@ class Images:
 
 @dataclass(frozen=True, eq=False)
 class ImageData:
-    """One data set. ``report`` is JSON: what was read and what was done to it, for the run folder.
+    """One data set. ``report`` is JSON for the run folder: what was read and how it was prepared.
 
     ``mean`` and ``std`` are per channel, of pixels on the scale 0 to 1 where they are uint8.
     """
@@ -139,9 +139,9 @@ class ImageData:
 
     @property
     def splits(self) -> dict[str, ImageSet]:
-        """The sets there are, by name: train, test and, where one is held out, validation."""
-        there = {"train": self.train, "test": self.test, "validation": self.validation}
-        return {split: images for split, images in there.items() if images is not None}
+        """The sets by name: train, test and, if there is one, validation."""
+        sets = {"train": self.train, "test": self.test, "validation": self.validation}
+        return {split: images for split, images in sets.items() if images is not None}
 
     @property
     def num_classes(self) -> int:
@@ -164,15 +164,24 @@ class ImageData:
             raise ValueError(f"{self.name}: {split} image {first} has label {found}, outside 0 to {largest}")
 
 
+def shrink(images: ImageData, side: int | None) -> ImageData:
+    """Shrink the images to ``side`` × ``side``, each pixel the mean of those it replaces; unchanged for None."""
+    if side is None:
+        return images
+    train, test = (Images(one.pixels[:], one.labels).shrink(side) for one in (images.train, images.test))
+    mean, std = channel_statistics(train.pixels)
+    return dataclasses.replace(images, train=train, test=test, mean=mean, std=std)
+
+
 def sha256(tensor: Tensor) -> str:
-    """The checksum of a tensor's values, read in place: no copy of the data is made to compute it."""
+    """The checksum of a tensor's values, computed without a copy of them."""
     return hashlib.sha256(tensor.contiguous().numpy().data).hexdigest()
 
 
 def channel_statistics(pixels_NCHW: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of every channel, some images at a time so that no wide copy of all exists.
+    """Mean and standard deviation of every channel, in parts, so that no wider copy of all images exists.
 
-    A channel that is constant has nothing to scale: its std is given as 1.
+    The std of a constant channel is returned as 1, so that dividing by it is safe.
     """
     count = pixels_NCHW.numel() // pixels_NCHW.shape[1]
     parts = torch.split(pixels_NCHW, 256)
@@ -191,7 +200,7 @@ def channel_statistics(pixels_NCHW: Tensor) -> tuple[tuple[float, ...], tuple[fl
 def exact_statistics(
     count: int, sums: Sequence[int], squares: Sequence[int]
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The same on the scale 0 to 1 from whole numbers: alike to the last bit, in whichever parts they were summed."""
+    """Mean and standard deviation on the scale 0 to 1 from integer sums: bit-identical for any partition of them."""
     scaled = 255 * count
     variances = [(count * square - total**2) / scaled**2 for total, square in zip(sums, squares, strict=True)]
     return tuple(total / scaled for total in sums), tuple(math.sqrt(value) or 1.0 for value in variances)

@@ -1,9 +1,9 @@
-"""RandAugment for a whole batch: two operations an image, each drawn from the thirteen below.
+"""RandAugment for a whole batch: two operations per image, each drawn from the thirteen below.
 
-Ranges are those of torchvision's RandAugment, geometry is about the centre; its equalize is left out, since histograms
-do not batch well. Every operation on colours is computed for every image and the drawn one kept: two rounds cost
-fourteen passes over the batch and two resamplings, nothing waits for the device, no shape depends on what was drawn.
-Strengths run from -1 to 1; operations that have one direction only use their size. Pixels are floats from 0 to 255.
+Ranges are those of torchvision's RandAugment, geometry is about the centre; equalize is left out, because histograms do
+not batch well. Every colour operation is computed for every image and the drawn one selected: two rounds cost fourteen
+passes over the batch and two resamplings, without synchronisation or shapes that depend on the draws. Strengths run
+from -1 to 1; operations with one direction use their absolute value. Pixels are floats from 0 to 255.
 """
 
 import math
@@ -19,7 +19,7 @@ Geometry = Callable[[Tensor], dict[str, Tensor]]
 
 
 def randaugment(pixels_BCHW: Tensor, operations_BR: Tensor, strengths_BR: Tensor) -> Tensor:
-    """uint8 pixels after every image's own operations, in their order, rounded after each of them."""
+    """Apply each image's own operations to uint8 pixels in order, rounding after each."""
     if pixels_BCHW.dtype != torch.uint8:
         raise ValueError(f"randaugment needs uint8 pixels, not {pixels_BCHW.dtype}; set randaugment to 0")
     pixels = pixels_BCHW.float()
@@ -38,7 +38,7 @@ def _recolour(pixels: Tensor, operations_B: Tensor, strengths_B: Tensor) -> Tens
 
 
 def _move(pixels: Tensor, operations_B: Tensor, strengths_B: Tensor) -> Tensor:
-    """One resampling for all geometric operations: each is a matrix, and an image that stays has the identity's."""
+    """Apply all geometric operations in one resampling: each is a matrix, the identity for images that stay."""
     height, width = pixels.shape[2:]
     entry = dict.fromkeys(("xx", "xy", "dx", "yx", "yy", "dy"), torch.zeros_like(strengths_B))
     entry["xx"] = entry["yy"] = torch.ones_like(strengths_B)
@@ -71,7 +71,7 @@ def _contrast(pixels: Tensor, strengths: Tensor) -> Tensor:
 
 
 def _sharpness(pixels: Tensor, strengths: Tensor) -> Tensor:
-    """Away from or towards a 3 × 3 smoothing with a centre of five; the border has no neighbours and stays."""
+    """Blend with a 3 × 3 smoothing whose centre weighs five; the border has no neighbours and stays."""
     inner = pixels[..., 1:-1, 1:-1]
     around = F.avg_pool2d(pixels, 3, stride=1) * 9 + 4 * inner
     smooth = F.pad(around / 13 - inner, (1, 1, 1, 1)) + pixels
@@ -94,7 +94,7 @@ def _autocontrast(pixels: Tensor, strengths: Tensor) -> Tensor:
 
 
 def _grey(pixels: Tensor) -> Tensor:
-    """[B, 1, H, W]: the usual luma of three channels, the mean of any other number."""
+    """[B, 1, H, W]: the luma of three channels, the mean of any other number."""
     if pixels.shape[1] != 3:
         return pixels.mean(1, keepdim=True)
     red, green, blue = pixels[:, 0:1], pixels[:, 1:2], pixels[:, 2:3]
@@ -102,7 +102,7 @@ def _grey(pixels: Tensor) -> Tensor:
 
 
 def _blend(base: Tensor, pixels: Tensor, strengths: Tensor) -> Tensor:
-    """From the base at strength -1.11 through the pixels at 0 to beyond them."""
+    """Interpolate from the base (strength -1.11) through the pixels (0) and beyond."""
     return base + (pixels - base) * (1 + 0.9 * strengths)
 
 

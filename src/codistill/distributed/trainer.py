@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from codistill import __version__
-from codistill.data.batches import AugmentSettings
 from codistill.data.images import ImageData
 from codistill.distributed.group import ROOT, LostPeerError, PeerTimeoutError, ProcessGroup
 from codistill.distributed.layout import Layout, LayoutRequest, check_request, choose_layout, rank_loads
@@ -104,7 +103,7 @@ def count_flops(recipe: Recipe, data: ImageData) -> dict[str, float]:
     """Returns each network's FLOPs for one image in training: forward and backward, heads included."""
     with torch.device("meta"):
         cohort = cohort_of(recipe, data.num_classes, data.channels)
-    shape = data.channels, *AugmentSettings(**recipe.augment.model_dump()).cropped(data.image_size)
+    shape = data.channels, *recipe.augment.crop_size(data.image_size)
     learning = recipe.graph.learning_networks
     members = cohort.members.items()
     return {name: cost(member, shape).flops * training_passes(name in learning) for name, member in members}

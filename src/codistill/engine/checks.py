@@ -3,9 +3,9 @@
 import torch
 from torch import nn
 
-from codistill.data.batches import AugmentSettings
 from codistill.data.images import ImageData
-from codistill.data.load import load, prepare
+from codistill.data.load import load
+from codistill.data.prepare import prepare
 from codistill.engine.schedule import TrainingSchedule
 from codistill.engine.state import cohort_of
 from codistill.recipes.schema import Recipe
@@ -13,7 +13,7 @@ from codistill.recipes.schema import Recipe
 
 def load_images(recipe: Recipe, given: ImageData | None) -> ImageData:
     """Those that the recipe names, or somebody's own, refused where the recipe cannot be trained on them."""
-    data = prepare_own_images(given, recipe) if given else load(seed=recipe.seed, **recipe.data.model_dump())
+    data = prepare_own_images(given, recipe) if given else load(recipe.data, seed=recipe.seed)
     if recipe.checkpoints.best and data.validation is None:
         raise ValueError(
             f"checkpoints.best=true needs a validation set, and {data.name} has none of its own (val/ beside test/); "
@@ -35,14 +35,7 @@ def prepare_own_images(data: ImageData, recipe: Recipe) -> ImageData:
         )
     if settings.resize != "stretch":
         raise ValueError(f"{data.name}: own images are not resized; leave out data.resize={settings.resize}")
-    return prepare(
-        data,
-        seed=recipe.seed,
-        wrong_labels=settings.wrong_labels,
-        validation=settings.validation,
-        train_limit=settings.train_limit,
-        test_limit=settings.test_limit,
-    )
+    return prepare(data, settings, recipe.seed)
 
 
 def refuse_lone_image(recipe: Recipe, data: ImageData) -> None:
@@ -50,7 +43,7 @@ def refuse_lone_image(recipe: Recipe, data: ImageData) -> None:
     schedule = TrainingSchedule.of(recipe, len(data.train))
     if schedule.smallest_batch > 1:
         return
-    height, width = AugmentSettings(**recipe.augment.model_dump()).cropped(data.image_size)
+    height, width = recipe.augment.crop_size(data.image_size)
     with torch.device("meta"):  # shapes alone: nothing is computed or drawn
         cohort = cohort_of(recipe, data.num_classes, data.channels)
         image = torch.empty(1, data.channels, height, width)

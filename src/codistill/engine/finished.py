@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from codistill.cohort import Cohort
-from codistill.data.batches import AugmentSettings
 from codistill.data.device import OnDevice
 from codistill.data.images import ImageData
 from codistill.data.load import load
@@ -51,12 +50,12 @@ def evaluate_finished(folder: RunFolder, *, best: bool = False) -> Evaluation:
     recipe = Recipe.check(result["recipe"], source=str(folder.result))
     saved = best_checkpoint(folder) if best else None
     epoch = saved.state["position"]["epoch"] if saved else recipe.length.epochs
-    data = load(seed=recipe.seed, **recipe.data.model_dump())
+    data = load(recipe.data, seed=recipe.seed)
     if not has_test_images_of(result["data"], data):
         raise ValueError(f"{folder.path}: {other_test_images(recipe)}")
     with prepared(recipe.runtime.model_copy(update={"device": "auto"})) as machine:
         networks = {name: load_shipped(folder, recipe, name, data, saved) for name in recipe.networks}
-        on_device = OnDevice.of(data, machine.device, AugmentSettings(**recipe.augment.model_dump()))
+        on_device = OnDevice.of(data, machine.device, recipe.augment)
         classify = build_classify(networks, None, on_device, machine)
         metrics = evaluate(classify, on_device.splits["test"], recipe.evaluation.batch_size)
     by_network = {name: metrics[f"{name}/final"] for name in recipe.networks}

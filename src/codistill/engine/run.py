@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from codistill.data.images import ImageData
-from codistill.data.remarks import remarks
+from codistill.data.load import remarks
 from codistill.engine.evaluate import Metrics
 from codistill.engine.runtime import Machine
 from codistill.engine.schedule import Position, TrainingSchedule

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from codistill.cohort import Cohort, Member
-from codistill.data.batches import AugmentSettings, Draws
+from codistill.data.batches import Draws
 from codistill.data.device import OnDevice
 from codistill.data.images import ImageData
 from codistill.engine.health import Health, Limits
@@ -150,8 +150,8 @@ def prepare_training(
     """
     graph = recipe.graph
     here = [name for name in recipe.networks if peers.holds(name)]
-    augmentation = AugmentSettings(**recipe.augment.model_dump())
-    image_size = augmentation.cropped(data.image_size)
+    augmentation = recipe.augment
+    image_size = augmentation.crop_size(data.image_size)
     if augmentation.randaugment and min(image_size) < SHARPENED:
         raise ValueError(
             f"augment.randaugment sharpens by the {SHARPENED}×{SHARPENED} pixels around each, and these images have "

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from codistill.data.decoding import Resize
+from codistill.data.decoder import Resize
 from codistill.runs.files import TEMPORARY, RunError, explained, read_json, write_atomically, write_json
 from codistill.runs.folder import RunFolder
 

@@ -12,15 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from codistill.cohort import Cohort
-from codistill.data.augment import centre_crop, normalise
-from codistill.data.batches import AugmentSettings
+from codistill.data.augmentation import centre_crop, normalise
 from codistill.data.images import ImageData
 from codistill.data.load import load
 from codistill.engine.schedule import Position
 from codistill.engine.state import cohort_of
 from codistill.export.formats import Identity, read_weights
 from codistill.recipes import files
-from codistill.recipes.schema import Recipe
+from codistill.recipes.schema import Augment, Recipe
 from codistill.runs.checkpoint import Saved, Store
 from codistill.runs.files import read_json
 from codistill.runs.folder import MAX_BYTES, RunFolder
@@ -66,8 +65,8 @@ class History:
         return ships_average(self.recipe, self.name)
 
     @property
-    def augmentation(self) -> AugmentSettings:
-        return AugmentSettings(**self.recipe.augment.model_dump())
+    def augmentation(self) -> Augment:
+        return self.recipe.augment
 
     @property
     def image_size(self) -> tuple[int, int]:
@@ -87,7 +86,7 @@ class History:
     def data_at_hand(self) -> ImageData | None:
         """Return the run's data if they can be read and are unchanged, otherwise None."""
         try:
-            data = load(seed=self.recipe.seed, **self.recipe.data.model_dump())
+            data = load(self.recipe.data, seed=self.recipe.seed)
         except (ValueError, OSError):
             return None
         return data if data.report["sets"]["test"] == self.report["sets"]["test"] else None
@@ -116,7 +115,7 @@ class Shipped:
     @property
     def input_shape(self) -> tuple[int, int, int]:
         history = self.history
-        return self.identity.in_channels, *history.augmentation.cropped(history.image_size)
+        return self.identity.in_channels, *history.augmentation.crop_size(history.image_size)
 
     def prepared(self, pixels_BCHW: Tensor) -> Tensor:
         """Crop and normalise raw pixels as in evaluation."""

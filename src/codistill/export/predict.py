@@ -9,11 +9,11 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from codistill.data.augment import centre_crop, normalise
-from codistill.data.batches import AugmentSettings
-from codistill.data.decoding import SUFFIXES, decode
+from codistill.data.augmentation import centre_crop, normalise
+from codistill.data.decoder import SUFFIXES, decode
 from codistill.export import bundle, formats
 from codistill.export.bundle import Preprocessing
+from codistill.recipes.schema import Augment
 
 BATCH = 64
 
@@ -110,7 +110,7 @@ class ReadyExport:
     @torch.no_grad()
     def likeliest(self, pixels_BCHW: Tensor, top: int) -> list[tuple[tuple[str, float], ...]]:
         how = self.preprocessing
-        cropped = centre_crop(pixels_BCHW, AugmentSettings(crop=how.centre_crop[0]))
+        cropped = centre_crop(pixels_BCHW, Augment(crop=how.centre_crop[0]))
         images = normalise(cropped, torch.tensor(how.mean), torch.tensor(how.std))
         probabilities_BC = self.classify(images).softmax(dim=-1)
         if probabilities_BC.shape[-1] != len(self.labels):

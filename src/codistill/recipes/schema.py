@@ -57,6 +57,25 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
+    @classmethod
+    def check(cls, values: object, source: str = "recipe", places: Mapping[Path, str] | None = None) -> Self:
+        """Validate ``values``; raise one RecipeError with everything that is wrong with them.
+
+        ``source`` is what the error calls them, ``places`` maps each path to where it was written.
+        """
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            details = error.errors(include_url=False)
+        broken = {str(detail["loc"][0]) for detail in details if detail["loc"]}
+        found = cls._contradictions_beyond(broken, values) if broken and isinstance(values, Mapping) else []
+        raise RecipeError([*problems(details, cls, places or {}), *described(found, places or {})], source)
+
+    @classmethod
+    def _contradictions_beyond(cls, broken: set[str], values: Mapping[str, Any]) -> list[Contradiction]:
+        """Contradictions among the valid parts, which pydantic does not look for once a part is invalid."""
+        return []
+
 
 class Heads(Settings):
     """Which auxiliary classifiers the networks carry while they learn."""
@@ -119,6 +138,27 @@ class Augment(Settings):
         if message:
             raise InconsistentError([Contradiction(("augment", key), message, frozenset({"augment"}))])
         return self
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether images are only cropped and flipped."""
+        return not (self.mixup or self.cutmix or self.randaugment or self.random_resized_crop)
+
+    def crop_size(self, image_size: tuple[int, int]) -> tuple[int, int]:
+        """Height and width of what networks see of images of this size, at test too, where nothing is padded.
+
+        Raises ValueError where padding or crop do not fit the images.
+        """
+        pad, (height, width) = self.pad, image_size
+        if self.padding == "reflect" and pad >= min(image_size):
+            raise ValueError(
+                f"pad={pad} with padding=reflect needs images larger than {pad} pixels, not {height}×{width}"
+            )
+        if self.crop is None:
+            return image_size
+        if self.crop > min(image_size):
+            raise ValueError(f"crop={self.crop} is larger than images of {height}×{width}; lower it")
+        return self.crop, self.crop
 
 
 class Length(Settings):
@@ -253,20 +293,6 @@ class Recipe(Settings):
     processes: Processes = Processes()
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
 
-    @classmethod
-    def check(cls, values: object, source: str = "recipe", places: Mapping[Path, str] | None = None) -> Self:
-        """The recipe that ``values`` describe, or one RecipeError with all that is wrong with them.
-
-        ``source`` is what the error calls them, ``places`` says where each path was written.
-        """
-        try:
-            return cls.model_validate(values)
-        except ValidationError as error:
-            details = error.errors(include_url=False)
-        broken = {str(detail["loc"][0]) for detail in details if detail["loc"]}
-        found = cls._contradictions_beyond(broken, values) if broken and isinstance(values, Mapping) else []
-        raise RecipeError([*problems(details, cls, places or {}), *described(found, places or {})], source)
-
     def replace(self, **changes: Any) -> Self:
         """The same recipe with some fields changed, validated again: ``recipe.replace(method="dml")``."""
         return self.check({**self.model_dump(), **changes})
@@ -289,7 +315,6 @@ class Recipe(Settings):
 
     @classmethod
     def _contradictions_beyond(cls, broken: set[str], values: Mapping[str, Any]) -> list[Contradiction]:
-        """What does not go together among the parts that are sound by themselves: pydantic stops before looking."""
         sound = {key: value for key, value in values.items() if key not in broken}
         try:
             cls.model_validate({**_STAND_INS, **sound})

@@ -3,7 +3,6 @@
 N test images, M classifiers, C classes.
 """
 
-import json
 import time
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,13 +10,13 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from codistill.data.batches import AugmentSettings
 from codistill.data.device import OnDevice
 from codistill.data.images import ImageData
 from codistill.data.load import load
 from codistill.engine.evaluate import CALIBRATION_BINS
 from codistill.engine.finished import TOLERANCES, classify_finished, has_test_images_of, other_test_images
 from codistill.engine.runtime import prepared
+from codistill.recipes.schema import Data
 from codistill.report.read import SeenRun
 from codistill.runs.folder import RunFolder
 
@@ -81,7 +80,7 @@ def answers(run: SeenRun, until: float) -> Answers:
     data = _data(run)
     runtime = run.recipe.runtime.model_copy(update={"device": "auto", "deterministic": False, "threads": None})
     with prepared(runtime) as machine, torch.no_grad():
-        on_device = OnDevice.of(data, machine.device, AugmentSettings(**run.recipe.augment.model_dump()))
+        on_device = OnDevice.of(data, machine.device, run.recipe.augment)
         try:
             classify = classify_finished(RunFolder(run.place), run.recipe, data, on_device, machine)
         except ValueError as error:
@@ -111,7 +110,7 @@ def _data(run: SeenRun) -> ImageData:
     if not run.finished:
         raise NotAtHandError("it is not finished")
     try:
-        data = _load(json.dumps(run.recipe.data.model_dump()), run.recipe.seed)
+        data = _load(run.recipe.data, run.recipe.seed)
     except (ValueError, OSError) as error:
         # Not the error itself, which says where this machine's owner keeps data: pages are passed on.
         name = run.recipe.data.name
@@ -122,9 +121,9 @@ def _data(run: SeenRun) -> ImageData:
 
 
 @lru_cache(maxsize=1)
-def _load(settings: str, seed: int) -> ImageData:
+def _load(settings: Data, seed: int) -> ImageData:
     """The rows of a study have the same images, so the last that were read are kept."""
-    return load(seed=seed, **json.loads(settings))
+    return load(settings, seed=seed)
 
 
 def _compare(run: SeenRun, found: Answers) -> None:

@@ -52,10 +52,10 @@ def sizes(recipe: Recipe) -> Sizes | None:
 @lru_cache
 def _counted(folder: Path) -> tuple[int, int, int] | None:
     """By what is listed there; what is wrong with it is for the training to say."""
-    from codistill.data.layout import contents
+    from codistill.data.image_files import list_images
 
     try:
-        found = contents(folder)
+        found = list_images(folder)
     except ValueError:
         return None
     return len(found.sets["train"]), len(found.class_names), 3

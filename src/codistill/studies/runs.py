@@ -85,7 +85,7 @@ def plan_runs(study: Study, seeds: Sequence[int], overrides: Sequence[str], out:
 def require_data(runs: Sequence[PlannedRun]) -> None:
     """What is not there is named once, before every run of a study fails for the want of it."""
     from codistill.data.cifar import CIFARS, find
-    from codistill.data.fetch import data_folder
+    from codistill.data.download import data_folder
     from codistill.data.layout import find_sets
 
     for name, folder in {(run.recipe.data.name, run.recipe.data.folder) for run in runs if not run.finished}:

@@ -1,14 +1,16 @@
-"""Processes that decode images beside the training, each asked by a thread of ours.
+"""A pool of worker processes that decode images during a training, each driven by one thread of this process.
 
-They are programs of their own (``worker.py``) and not forks: a fork copies a process whose other threads hold locks,
-and a spawned copy would run the user's script again. They share no lock either, so that one which is killed or hangs
-takes nobody with it: it is replaced, and asked the same again. Pixels come back through shared memory.
+Workers are programs of their own (``decoder.py``), not forks: a fork copies a process whose other threads hold locks,
+and a spawned copy would run the user's script again. They share no lock, so a worker that is killed or hangs affects no
+other: it is replaced and gets the same requests again. Pixels come back through shared memory.
 """
 
 import json
+import mmap
 import os
 import subprocess
 import sys
+import tempfile
 import weakref
 from collections import deque
 from collections.abc import Generator, Iterable
@@ -20,23 +22,57 @@ from queue import SimpleQueue
 from selectors import EVENT_READ, DefaultSelector
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from codistill.data.decoding import Answer, Decoder, Examined, Request, Resize
-from codistill.data.memory import SharedMemory
+from codistill.data.decoder import Answer, Decoder, Examined, Request, Resize
+from codistill.log import log
 
 ATTEMPTS = 3
-TIMEOUT_S = 120.0
-MAX_CHUNK = 8  # images asked for at once: a question costs as much of this process's time as answering takes a worker
+MAX_CHUNK = 8  # images per request: a round trip costs this process as much time as decoding one costs a worker
 PACKAGES = Path(__file__).parents[2]
 
 
+class SharedMemory:
+    """``size`` bytes that a process started with ``descriptor`` can map too.
+
+    The memory has no name, so it is freed when all processes are killed, and it is not in /dev/shm, which is small in
+    containers.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        if hasattr(os, "memfd_create"):
+            self.descriptor = os.memfd_create("codistill")
+        else:
+            with tempfile.TemporaryFile() as file:
+                self.descriptor = os.dup(file.fileno())
+        weakref.finalize(self, os.close, self.descriptor)
+        os.ftruncate(self.descriptor, size)
+        self.map = mmap.mmap(self.descriptor, size)
+        self.tensor = torch.frombuffer(self.map, dtype=torch.uint8)
+        self._is_pinned = False
+
+    def pin(self) -> None:
+        """Page-lock the memory, so that copies to the GPU do not block the host."""
+        if self._is_pinned:
+            return
+        self._is_pinned = True
+        cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        address = self.tensor.data_ptr()
+        status = int(cudart.cudaHostRegister(address, self.size, 0))
+        if status:
+            log.warning("%d MB cannot be pinned (CUDA error %d): copies wait for the host", self.size >> 20, status)
+        else:
+            weakref.finalize(self, cudart.cudaHostUnregister, address)
+
+
 class WorkerLostError(Exception):
-    """It died, or did not answer in time."""
+    """A worker process died or did not answer in time."""
 
 
 class Worker:
-    """One process, started when it is first asked, and again after it was lost."""
+    """One worker process, started on its first request and again after it was lost."""
 
     def __init__(self, settings: dict[str, object], memory: SharedMemory | None, timeout_s: float) -> None:
         self.settings, self.memory, self.timeout_s = settings, memory, timeout_s
@@ -61,12 +97,12 @@ class Worker:
 
     def _start(self) -> "subprocess.Popen[str]":
         descriptor = self.memory.descriptor if self.memory else None
-        # -P, or a file called json.py in the user's folder would be taken for Python's own.
+        # -P, or a json.py in the user's folder would shadow the standard library's.
         command = [
             sys.executable,
             "-P",
             "-m",
-            "codistill.data.worker",
+            "codistill.data.decoder",
             json.dumps({**self.settings, "memory": descriptor}),
         ]
         paths = [str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -84,26 +120,26 @@ class Worker:
         process, self.process = self.process, None
         if process is not None:
             process.kill()
-            # Closes its pipes and waits for its end; what it was still to be told has nobody to hear it.
+            # Closes the pipes and waits for the process; a request still in the buffer is dropped.
             with suppress(BrokenPipeError), process:
                 pass
 
 
-class Decoders:
-    """``workers`` processes; with 0 the calling process decodes by itself, and the result is the same."""
+class DecoderPool:
+    """``workers`` processes; with 0 the calling process decodes, with the same result."""
 
-    def __init__(self, workers: int, image_size: int, resize: Resize, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, workers: int, image_size: int, resize: Resize, timeout_s: float = 120.0) -> None:
         self.workers, self.image_size, self.resize, self.timeout_s = workers, image_size, resize, timeout_s
         self.memory: SharedMemory | None = None
         self._close = self._open()
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of every image: channels, height, width."""
+        """Channels, height and width of every image."""
         return 3, self.image_size, self.image_size
 
     def slots(self, count: int) -> Tensor:
-        """``count`` places for images that the processes write to; a new call may end the last one's use."""
+        """Return shared memory for ``count`` images that the workers write to; it invalidates an earlier one."""
         size = count * 3 * self.image_size**2
         if self.memory is None or self.memory.size < size:
             self._close()
@@ -112,28 +148,28 @@ class Decoders:
         return self.memory.tensor[:size].view(count, *self.shape)
 
     def answers(self, requests: Iterable[Request], ahead: int) -> Generator[Answer, None, None]:
-        """The answer to every request, in their order; at most ``ahead`` are under way or waiting to be taken."""
+        """Yield the answer to every request, in order; at most ``ahead`` are in flight or waiting to be taken."""
         if not self.workers:
             yield from map(self._here.answer, requests)
             return
         chunk_size = max(1, min(MAX_CHUNK, ahead // (2 * self.workers)))
         remaining = iter(requests)
         pending: deque[Future[list[Answer]]] = deque()
-        under_way = 0
+        in_flight = 0
         try:
             while chunk := list(islice(remaining, chunk_size)):
-                while pending and under_way + len(chunk) > ahead:
+                while pending and in_flight + len(chunk) > ahead:
                     answers = pending.popleft().result()
-                    under_way -= len(answers)
+                    in_flight -= len(answers)
                     yield from answers
                 pending.append(self._threads.submit(self._ask, chunk))
-                under_way += len(chunk)
+                in_flight += len(chunk)
             while pending:
                 yield from pending.popleft().result()
         finally:
             for future in pending:
                 future.cancel()
-            wait(pending)  # what is under way writes to memory that somebody else may use next
+            wait(pending)  # requests in flight write to memory that the next caller may use
 
     def close(self) -> None:
         self._close()
@@ -153,7 +189,7 @@ class Decoders:
         try:
             return worker.ask(requests)
         except WorkerLostError:
-            # One by one, to find the image that did it, if one did.
+            # One by one, to find the image that crashes the worker, if one does.
             return [_ask_again(worker, request) for request in requests]
         finally:
             self._idle.put(worker)
@@ -167,6 +203,7 @@ def _examined(facts: list[Any] | None) -> Examined | None:
 
 
 def _ask_again(worker: Worker, request: Request) -> Answer:
+    """Repeat one request until the worker answers, up to ``ATTEMPTS`` times in all."""
     for _ in range(1, ATTEMPTS):
         try:
             (answer,) = worker.ask([request])

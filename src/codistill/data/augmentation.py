@@ -1,6 +1,6 @@
 """Augmentation of a whole batch on its device: pure functions of pixels and draws.
 
-No loop over images, no wait for the device, no shape that depends on data: fit for torch.compile and CUDA graphs.
+No loop over images, no synchronisation, no shape that depends on data: fit for torch.compile and CUDA graphs.
 Axes: B images of a batch, C channels, H rows, W columns, K classes.
 """
 
@@ -8,15 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from codistill.data.batches import AugmentSettings, Draws
+from codistill.data.batches import Draws
 from codistill.data.randaugment import randaugment
+from codistill.recipes.schema import Augment
 
 
-def augment(pixels_BCHW: Tensor, draws: Draws, settings: AugmentSettings, mean_C: Tensor, std_C: Tensor) -> Tensor:
+def augment(pixels_BCHW: Tensor, draws: Draws, settings: Augment, mean_C: Tensor, std_C: Tensor) -> Tensor:
     """Pad, crop (or resize a region), flip and RandAugment raw pixels, normalise them, then mix them: float images.
 
-    Padding comes before normalising, so that zero means black, as where PIL images are padded. ``mean_C`` and ``std_C``
-    are tensors on the pixels' device: numbers would have to be copied there at every step.
+    Padding comes before normalising, so that zero is black, as when PIL images are padded. ``mean_C`` and ``std_C`` are
+    tensors on the pixels' device: Python floats would be copied there at every step.
     """
     pixels = pixels_BCHW
     if draws.regions is not None:
@@ -29,27 +30,25 @@ def augment(pixels_BCHW: Tensor, draws: Draws, settings: AugmentSettings, mean_C
 
 
 def normalise(pixels_BCHW: Tensor, mean_C: Tensor, std_C: Tensor) -> Tensor:
-    """Float images of zero mean and unit std. uint8 pixels are put on the scale 0 to 1 first; others are on it."""
+    """Return float images of zero mean and unit std. uint8 pixels are scaled to 0 to 1 first; others already are."""
     unit = 255.0 if pixels_BCHW.dtype == torch.uint8 else 1.0
     scale, shift = 1 / (unit * std_C), -mean_C / std_C
     return pixels_BCHW * scale[:, None, None] + shift[:, None, None]
 
 
-def centre_crop(pixels_BCHW: Tensor, settings: AugmentSettings) -> Tensor:
-    """What a network that trains on crops sees at test; the whole image where there is no crop."""
+def centre_crop(pixels_BCHW: Tensor, settings: Augment) -> Tensor:
+    """Cut out the centre that a network trained on crops sees at test; the whole image without a crop."""
     height, width = pixels_BCHW.shape[2:]
-    rows, columns = settings.cropped((height, width))
+    rows, columns = settings.crop_size((height, width))
     top, left = (height - rows) // 2, (width - columns) // 2
     return pixels_BCHW[:, :, top : top + rows, left : left + columns]
 
 
-def crop_and_flip(
-    pixels_BCHW: Tensor, crops_B2: Tensor | None, flips_B: Tensor | None, settings: AugmentSettings
-) -> Tensor:
+def crop_and_flip(pixels_BCHW: Tensor, crops_B2: Tensor | None, flips_B: Tensor | None, settings: Augment) -> Tensor:
     """Pad, crop at ``crops_B2``, then mirror where ``flips_B``: all in one gather."""
     batch, channels, height, width = pixels_BCHW.shape
     pad, device = settings.pad, pixels_BCHW.device
-    cropped_height, cropped_width = settings.cropped((height, width))
+    cropped_height, cropped_width = settings.crop_size((height, width))
     rows_BH = torch.arange(cropped_height, device=device).expand(batch, cropped_height)
     columns_BW = torch.arange(cropped_width, device=device).expand(batch, cropped_width)
     if flips_B is not None:
@@ -67,15 +66,13 @@ def crop_and_flip(
     return cropped * is_image_BHW[:, None]
 
 
-def resize_regions(
-    pixels_BCHW: Tensor, regions_B4: Tensor, flips_B: Tensor | None, settings: AugmentSettings
-) -> Tensor:
-    """Every image's own region at the crop's size, as Pillow resizes it: bilinear, averaging where it shrinks.
+def resize_regions(pixels_BCHW: Tensor, regions_B4: Tensor, flips_B: Tensor | None, settings: Augment) -> Tensor:
+    """Resize each image's region to the crop's size as Pillow does: bilinear, averaging where it shrinks.
 
-    A row of the result is a weighted sum of rows, and so with columns: two products, and no shape that is drawn.
+    A row of the result is a weighted sum of rows, likewise for columns: two products, whose shapes are fixed.
     """
     height, width = pixels_BCHW.shape[2:]
-    rows, columns = settings.cropped((height, width))
+    rows, columns = settings.crop_size((height, width))
     top_B, left_B, high_B, wide_B = regions_B4.unbind(1)
     from_rows_BRH = _resampling(top_B, high_B, height, rows)
     from_columns_BSW = _resampling(left_B, wide_B, width, columns)
@@ -86,7 +83,7 @@ def resize_regions(
 
 
 def _resampling(start_B: Tensor, length_B: Tensor, size: int, wanted: int) -> Tensor:
-    """[B, wanted, size]: how much of each of ``size`` pixels every wanted one is made of; each row adds up to 1."""
+    """[B, wanted, size]: the weight of each of ``size`` pixels in every output pixel; each row sums to 1."""
     centres_S = torch.arange(size, device=start_B.device) + 0.5
     scale_B = length_B / wanted
     wanted_BW = (torch.arange(wanted, device=start_B.device) + 0.5) * scale_B[:, None] + start_B[:, None]
@@ -98,7 +95,7 @@ def _resampling(start_B: Tensor, length_B: Tensor, size: int, wanted: int) -> Te
 
 
 def mix(images_BCHW: Tensor, draws: Draws) -> Tensor:
-    """Mixup, or CutMix where there is a box; images alone: ``mix_labels`` does the same to their labels."""
+    """Apply mixup, or CutMix where there is a box, to the images; ``mix_labels`` does the same to their labels."""
     if draws.partners is None or draws.own_share is None:
         return images_BCHW
     partners_BCHW = images_BCHW[draws.partners]
@@ -114,7 +111,7 @@ def mix(images_BCHW: Tensor, draws: Draws) -> Tensor:
 
 
 def mix_labels(labels_B: Tensor, draws: Draws, num_classes: int, label_smoothing: float = 0.0) -> Tensor:
-    """Labels to train on: probabilities [B, K] where anything is mixed or smoothed, otherwise ``labels_B`` itself."""
+    """Return the labels to train on: probabilities [B, K] if mixed or smoothed, otherwise ``labels_B`` itself."""
     if draws.partners is None and not label_smoothing:
         return labels_B
     targets_BK = F.one_hot(labels_B, num_classes).float()
@@ -124,5 +121,5 @@ def mix_labels(labels_B: Tensor, draws: Draws, num_classes: int, label_smoothing
 
 
 def _inside(coordinates: Tensor, length: int) -> Tensor:
-    """Coordinates reflected at both ends, the border itself not repeated, clamped where one reflection is too few."""
+    """Reflect coordinates at both ends without repeating the border; clamp where one reflection is too few."""
     return (length - 1 - (length - 1 - coordinates.abs()).abs()).clamp(0, length - 1)

@@ -14,8 +14,8 @@ import pytest
 import torch
 from PIL import Image
 
-from codistill.data.decoders import Decoders
-from codistill.data.decoding import Request, decode
+from codistill.data.decoder import Request, decode
+from codistill.data.decoder_pool import DecoderPool
 
 IMAGES = 40
 SIZE = 6
@@ -36,14 +36,14 @@ def requests(files: list[Path], slots: int | None = None) -> Iterator[Request]:
 
 
 @pytest.fixture
-def two() -> Iterator[Decoders]:
-    made = Decoders(2, SIZE, "stretch", timeout_s=5.0)
+def two() -> Iterator[DecoderPool]:
+    made = DecoderPool(2, SIZE, "stretch", timeout_s=5.0)
     yield made
     made.close()
 
 
 @pytest.mark.parametrize("ahead", [1, 3, 39, 400])
-def test_pixels_come_in_order_and_no_place_is_used_too_early(two: Decoders, files: list[Path], ahead: int) -> None:
+def test_pixels_come_in_order_and_no_place_is_used_too_early(two: DecoderPool, files: list[Path], ahead: int) -> None:
     places = ahead + 1
     slots = two.slots(places)
     reds = []
@@ -54,7 +54,7 @@ def test_pixels_come_in_order_and_no_place_is_used_too_early(two: Decoders, file
     assert reds == list(range(IMAGES))
 
 
-def test_what_is_examined_equals_numpy(two: Decoders, files: list[Path]) -> None:
+def test_what_is_examined_equals_numpy(two: DecoderPool, files: list[Path]) -> None:
     for file, answer in zip(files, two.answers(requests(files), 8), strict=True):
         pixels = decode(file, SIZE).reshape(-1, 3).astype(int)
         assert answer.examined is not None
@@ -62,7 +62,7 @@ def test_what_is_examined_equals_numpy(two: Decoders, files: list[Path]) -> None
         assert answer.examined.squares == tuple((pixels**2).sum(0))
 
 
-def test_a_process_that_dies_while_it_is_asked_is_replaced(two: Decoders, files: list[Path]) -> None:
+def test_a_process_that_dies_while_it_is_asked_is_replaced(two: DecoderPool, files: list[Path]) -> None:
     slots, reds, killed = two.slots(IMAGES), [], 0
     for number, answer in enumerate(two.answers(requests(files, IMAGES), 20)):
         assert answer.error is None
@@ -77,7 +77,7 @@ def test_a_process_that_dies_while_it_is_asked_is_replaced(two: Decoders, files:
 
 
 def test_an_image_that_takes_its_process_with_it_is_named_and_the_others_are_read(
-    two: Decoders, files: list[Path]
+    two: DecoderPool, files: list[Path]
 ) -> None:
     """A named pipe that nobody writes to: whoever opens it hangs."""
     os.mkfifo(files[0].parent / "pipe.png")
@@ -89,7 +89,7 @@ def test_an_image_that_takes_its_process_with_it_is_named_and_the_others_are_rea
     assert answers[5].error == "the process that decodes it was lost 3 times: it died, or took over 1 s"
 
 
-def test_an_abandoned_stream_leaves_nothing_under_way(two: Decoders, files: list[Path]) -> None:
+def test_an_abandoned_stream_leaves_nothing_under_way(two: DecoderPool, files: list[Path]) -> None:
     slots = two.slots(IMAGES)
     for _ in range(5):
         abandoned = two.answers(requests(files, IMAGES), 20)
@@ -106,9 +106,9 @@ def test_processes_end_with_whoever_started_them(tmp_path: Path, files: list[Pat
     """By SIGKILL, so that nothing of ours can run."""
     code = f"""
 import os, signal
-from codistill.data.decoders import Decoders
-from codistill.data.decoding import Request
-two = Decoders(2, 6, "stretch")
+from codistill.data.decoder_pool import DecoderPool
+from codistill.data.decoder import Request
+two = DecoderPool(2, 6, "stretch")
 list(two.answers([Request({str(files[0])!r}, 0, {files[0].stat().st_size}, None)] * 20, 8))
 print([worker.process.pid for worker in two.processes if worker.process], flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -133,13 +133,13 @@ def is_running(pid: int) -> bool:
 def test_a_worker_imports_nothing_from_the_working_folder(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(files[0].parent)
     Path("json.py").write_text("raise SystemExit('taken from the working folder')")
-    one = Decoders(1, SIZE, "stretch")
+    one = DecoderPool(1, SIZE, "stretch")
     assert [answer.error for answer in one.answers(requests(files[:2]), 8)] == [None, None]
     one.close()
 
 
 def test_a_worker_imports_no_torch() -> None:
-    code = "import sys, codistill.data.worker; print('torch' in sys.modules)"
+    code = "import sys, codistill.data.decoder; print('torch' in sys.modules)"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout == "False\n"
 

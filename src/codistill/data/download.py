@@ -1,12 +1,31 @@
-"""Official archives: checked against their checksum, and unpacked member by member by name."""
+"""Where data sets are kept, and official archives: downloaded on request, checked by MD5, unpacked by member name."""
 
 import hashlib
+import os
 import shutil
 import tarfile
 import tempfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import IO
+
+import pooch  # type: ignore[import-untyped]
+
+
+def data_folder(folder: str | Path | None = None) -> Path:
+    """The folder given; otherwise $CODISTILL_DATA; otherwise the user's cache."""
+    return Path(folder or os.environ.get("CODISTILL_DATA") or pooch.os_cache("codistill")).expanduser()
+
+
+def fetch_archive(url: str, md5: str, root: Path) -> None:
+    """Download an archive into ``root``. A download that fails or whose checksum differs leaves nothing behind."""
+    root.mkdir(parents=True, exist_ok=True)
+    try:
+        pooch.retrieve(url, f"md5:{md5}", fname=url.rpartition("/")[2], path=root, progressbar=True)
+    except OSError as error:  # what the network and a full disk raise
+        raise ValueError(
+            f"cannot download {url} to {root}: {error}; you can also fetch it in another way and put it there"
+        ) from error
 
 
 def check_md5(archive: Path, expected: str) -> None:
@@ -22,8 +41,8 @@ def check_md5(archive: Path, expected: str) -> None:
 def unpack(archive: Path, target: Path, size_limits: Mapping[str, int], ignored: Collection[str]) -> None:
     """Write the files named in ``size_limits`` to ``target``, which appears complete or not at all.
 
-    Members must be plain files directly in a folder that is called as ``target`` is, and be expected or known to be
-    ignored: with that, no path of the archive's own is ever used.
+    Members must be plain files directly in a folder of the same name as ``target``, and be expected or ignored by name:
+    no path of the archive itself is ever used.
     """
     try:
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as temporary:
@@ -44,7 +63,7 @@ def _publish(unpacked: Path, target: Path) -> None:
     try:
         unpacked.rename(target)
     except OSError:
-        if not target.exists():  # if it does, another process was faster, and its copy is as good
+        if not target.exists():  # if it does, another process was faster, with the same files
             raise
 
 

@@ -7,9 +7,9 @@ import pytest
 from pictures import write_folder
 
 from codistill.cli.explore import bench_data
-from codistill.data.folder import How
-from codistill.data.layout import contents
-from codistill.data.pace import advice, decoding_rates
+from codistill.data.image_files import list_images
+from codistill.data.stream import advice, decoding_rates
+from codistill.recipes.schema import Data
 
 GB = 10**9
 
@@ -24,7 +24,7 @@ def test_too_few_cores() -> None:
     limit, setting, otherwise = advice({1: 100.0, 2: 200.0, 4: 180.0}, 1000.0, pixel_bytes=250 * GB, free_bytes=64 * GB)
     assert limit == "Decoding is the limit: with 2 processes the device is busy for 20% of the time."
     assert setting == "Set data.workers=2; for a busy device about 10 cores would be needed."
-    assert otherwise.startswith("Or store the images smaller")
+    assert otherwise.startswith("Or store smaller images")
     for free in (64 * GB, None):
         *_, otherwise = advice({1: 100.0}, 1000.0, pixel_bytes=25 * GB, free_bytes=free)
         assert otherwise == "Or keep all pixels in memory, 25.0 GB: set data.resident=true."
@@ -36,7 +36,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_decoding_is_measured_on_as_many_images_as_it_takes(photos: Path) -> None:
-    rates = dict(decoding_rates(contents(photos), How(16), [0, 1], seconds=0.1))
+    rates = dict(decoding_rates(list_images(photos), Data(name="folder", image_size=16), [0, 1], seconds=0.1))
     assert list(rates) == [0, 1]
     assert min(rates.values()) > 40, "more images than the folder has, or time does not pass"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fake_cifar import FakeCifar
 
-from codistill.data import fetch
+from codistill.data import cifar, download
 from codistill.data.load import load
 
 Make = Callable[[str, str], FakeCifar]
@@ -28,7 +28,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    monkeypatch.setattr(fetch, "OFFICIAL", f"http://127.0.0.1:{server.server_port}/")
+    monkeypatch.setattr(cifar, "OFFICIAL", f"http://127.0.0.1:{server.server_port}/")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     yield folder
     server.shutdown()
@@ -43,34 +43,34 @@ def test_a_download_is_checked_unpacked_and_found(
     archive = fake.pack(monkeypatch)
     archive.rename(served / archive.name)
     target = tmp_path / "new" / "cache"
-    assert fetch.download("cifar100", target) == target / "cifar-100-python"
+    assert cifar.download("cifar100", target) == target / "cifar-100-python"
     assert "100%" in capfd.readouterr().err
     assert len(load("cifar100", folder=target).train) == 50
     (served / archive.name).unlink()
-    assert fetch.download("cifar100", target) == target / "cifar-100-python", "what is there is not fetched again"
+    assert cifar.download("cifar100", target) == target / "cifar-100-python", "what is there is not fetched again"
 
 
 def test_a_download_with_another_checksum_is_refused(served: Path, tmp_path: Path) -> None:
     (served / "cifar-10-python.tar.gz").write_bytes(b"something else")
     with pytest.raises(ValueError, match="c58f30108f718f92721af3b95e74349a"):
-        fetch.download("cifar10", tmp_path / "cache")
+        cifar.download("cifar10", tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_a_failed_download_says_so(served: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"cifar10: cannot download http.*cifar-10-python.tar.gz to .*404"):
-        fetch.download("cifar10", tmp_path / "cache")
+        cifar.download("cifar10", tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_only_cifar_can_be_downloaded(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"unknown data set to download 'cifar1'; did you mean 'cifar10'\?"):
-        fetch.download("cifar1", tmp_path)
+        cifar.download("cifar1", tmp_path)
 
 
 def test_where_data_lie(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CODISTILL_DATA", str(tmp_path))
-    assert fetch.data_folder("/somewhere") == Path("/somewhere")
-    assert fetch.data_folder() == tmp_path
+    assert download.data_folder("/somewhere") == Path("/somewhere")
+    assert download.data_folder() == tmp_path
     monkeypatch.delenv("CODISTILL_DATA")
-    assert fetch.data_folder().name == "codistill"
+    assert download.data_folder().name == "codistill"

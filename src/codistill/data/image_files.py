@@ -1,0 +1,335 @@
+"""Which image files a data folder contains: ``train``, ``test`` and, optionally, ``val``.
+
+``val`` beside ``test`` is the validation set; ``val`` alone is the test set, as in ImageNet's usual layout. A set is
+either a folder for each class, ``<class>/*.png|jpg|jpeg``, or WebDataset's tar shards: ``*.tar`` with ``key.jpg``
+(jpeg, png) and ``key.cls``, an integer from 0, for every image. A shard is never unpacked: its headers tell where each
+image's bytes are, and only these are read. ``classes.txt`` beside the sets may name the classes of shards, one per
+line; by default their numbers are their names.
+"""
+
+import os
+import re
+import tarfile
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path, PurePath, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from codistill.data.decoder import SUFFIXES, Request
+
+SETS = {"train", "test", "val"}
+NAMES_FILE = "classes.txt"
+MAX_NAMES_BYTES = 2**24
+MAX_LABEL_BYTES = 32
+MAX_CLASSES = 2**20
+
+IntArray = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, eq=False)
+class Listing:
+    """The N images of one set, without their pixels: each is a byte range of a file below ``root``."""
+
+    root: Path
+    split: str
+    """The set's folder below ``root``."""
+    names: Sequence[str]
+    """[N] The images' names in reports: the path below ``root``, in a shard followed by the member's name."""
+    files: Sequence[str]
+    """Paths below ``root``: shards, or the images themselves."""
+    changed_at_ns: IntArray
+    """Modification time of each file."""
+    file_of: IntArray  # [N]: indices into files
+    starts: IntArray  # [N]
+    sizes: IntArray  # [N], in bytes
+    labels: IntArray  # [N]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def request(self, index: int, slot: int | None) -> Request:
+        file = f"{self.root}/{self.files[self.file_of[index]]}"
+        return Request(file, int(self.starts[index]), int(self.sizes[index]), slot)
+
+    def fingerprint(self) -> str:
+        """A checksum of all names, sizes, modification times, labels and positions within files."""
+        digest = sha256("\0".join(self.names).encode(errors="surrogateescape"))
+        for numbers in (self.changed_at_ns, self.file_of, self.starts, self.sizes, self.labels):
+            digest.update(numbers.astype("<i8").tobytes())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The contents of a data folder: a listing for train, test and, if there is one, validation."""
+
+    class_names: tuple[str, ...]
+    sets: dict[str, Listing]
+    ignored: list[str]
+    """Names of files that are not read; for shards, members counted by suffix, as in ``32 members *.json``."""
+
+    @property
+    def images(self) -> int:
+        return sum(map(len, self.sets.values()))
+
+    @property
+    def file_bytes(self) -> int:
+        return sum(int(listing.sizes.sum()) for listing in self.sets.values())
+
+
+def count_suffixes(ignored: Iterable[str]) -> dict[str, int]:
+    """Count the ignored files by suffix, the most frequent first."""
+    counts: Counter[str] = Counter()
+    for name in ignored:
+        members = re.fullmatch(r"(\d+) members \*\.(.*)", name)
+        suffix = f".{members[2]}" if members else PurePath(name).suffix.lower()
+        counts[suffix if suffix.strip(".") else "no suffix"] += int(members[1]) if members else 1
+    return dict(counts.most_common())
+
+
+def list_images(folder: Path) -> Contents:
+    """List every image below ``folder``; refuse classes that only the test set has, and anything unexpected."""
+    roots = find_sets(folder)
+    if any(path.suffix == ".tar" for path in _visible(folder, roots["train"])):
+        return _list_shards(folder, {split: _find_shards(folder, root) for split, root in roots.items()})
+    class_names = _class_names(folder, roots["train"])
+    found = {split: _ClassFolders.below(folder, root, class_names) for split, root in roots.items()}
+    sets = {split: one.listing(folder, roots[split].name) for split, one in found.items()}
+    return Contents(class_names, sets, [name for one in found.values() for name in one.ignored])
+
+
+def find_sets(folder: Path) -> dict[str, Path]:
+    """The folder of each set."""
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: no such folder; it must contain train/<class>/*.png and test/<class>/*.png")
+    sets = {path.name: path for path in _visible(folder, folder) if path.name in SETS and path.is_dir()}
+    if "train" not in sets or not ("test" in sets or "val" in sets):
+        hint = f"; the folder around it is {folder.parent}" if folder.name in SETS else ""
+        raise ValueError(
+            f"{folder}: needs the folders train and test (or val); it has {', '.join(sets) or 'neither'}{hint}"
+        )
+    if "test" in sets and "val" in sets:
+        return {"train": sets["train"], "test": sets["test"], "validation": sets["val"]}
+    return {"train": sets["train"], "test": sets.get("test") or sets["val"]}
+
+
+def _class_names(folder: Path, train: Path) -> tuple[str, ...]:
+    names = tuple(path.name for path in _visible(folder, train) if path.is_dir())
+    if len(names) < 2:
+        found = ", ".join(names) or "none"
+        raise ValueError(f"{train}: needs a folder for each of at least two classes, or .tar shards; it has {found}")
+    return names
+
+
+def _find_shards(folder: Path, split: Path) -> list[Path]:
+    paths = _visible(folder, split)
+    if folders := [path for path in paths if path.is_dir()]:
+        raise ValueError(f"{folders[0]}: a folder among shards; a set is either .tar shards or a folder for each class")
+    found = [path for path in paths if path.suffix == ".tar"]
+    if not found:
+        raise ValueError(f"{split}: no shards; as train has some, it needs {split.name}/*.tar")
+    return found
+
+
+@dataclass
+class _ClassFolders:
+    """One set's image files as they are collected, and the files whose suffix is not an image's."""
+
+    names: list[str] = field(default_factory=list)
+    labels: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    changed_at_ns: list[int] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
+
+    @classmethod
+    def below(cls, folder: Path, split: Path, class_names: tuple[str, ...]) -> "_ClassFolders":
+        found = cls()
+        for path in _visible(folder, split):
+            if not path.is_dir():
+                found.ignored.append(f"{split.name}/{path.name}")
+                continue
+            if path.name not in class_names:
+                raise ValueError(f"{path}: no class of that name in train; it has {', '.join(class_names)}")
+            found._add_class(folder, path, f"{split.name}/{path.name}", class_names.index(path.name))
+        if not found.names:
+            raise ValueError(f"{split}: no images; it needs {split.name}/<class>/*.png, .jpg or .jpeg")
+        return found
+
+    def _add_class(self, folder: Path, path: Path, name: str, label: int) -> None:
+        before, ignored_before = len(self.names), len(self.ignored)
+        for entry in _entries(folder, path):
+            if entry.is_dir():
+                raise ValueError(f"{entry.path}: a folder inside a class's folder is not read; move its images up")
+            if PurePath(entry.name).suffix.lower() not in SUFFIXES:
+                self.ignored.append(f"{name}/{entry.name}")
+                continue
+            status = entry.stat()
+            self.names.append(f"{name}/{entry.name}")
+            self.labels.append(label)
+            self.sizes.append(status.st_size)
+            self.changed_at_ns.append(status.st_mtime_ns)
+        if len(self.names) == before:
+            suffixes = count_suffixes(self.ignored[ignored_before:])
+            others = ", ".join(f"{suffix} {count}" for suffix, count in suffixes.items())
+            hint = f"; convert what it has ({others}) to PNG or JPEG" if others else ""
+            raise ValueError(f"{path}: no images (.png, .jpg, .jpeg){hint}")
+
+    def listing(self, folder: Path, split: str) -> Listing:
+        count = len(self.names)
+        return Listing(
+            root=folder,
+            split=split,
+            names=self.names,
+            files=self.names,
+            changed_at_ns=np.array(self.changed_at_ns, np.int64),
+            file_of=np.arange(count, dtype=np.int64),
+            starts=np.zeros(count, np.int64),
+            sizes=np.array(self.sizes, np.int64),
+            labels=np.array(self.labels, np.int64),
+        )
+
+
+def _visible(folder: Path, parent: Path) -> list[Path]:
+    return [Path(entry.path) for entry in _entries(folder, parent)]
+
+
+def _entries(folder: Path, parent: Path) -> list["os.DirEntry[str]"]:
+    """A folder's entries sorted by name, without hidden files; links must stay below the data folder."""
+    with os.scandir(parent) as scanned:
+        entries = sorted((entry for entry in scanned if not entry.name.startswith(".")), key=lambda entry: entry.name)
+    for entry in entries:
+        if entry.is_symlink() and not Path(entry.path).resolve().is_relative_to(folder.resolve()):
+            raise ValueError(f"{entry.path}: a link that leaves {folder}; copy the images there")
+        if not entry.is_dir() and not entry.is_file():
+            raise ValueError(f"{entry.path}: not a plain file")
+    return entries
+
+
+@dataclass
+class _Members:
+    """One shard's images and labels by key, and the number of other members by extension."""
+
+    images: dict[str, tarfile.TarInfo] = field(default_factory=dict)
+    labels: dict[str, int] = field(default_factory=dict)
+    others: Counter[str] = field(default_factory=Counter)
+
+
+def _list_shards(folder: Path, sets: Mapping[str, list[Path]]) -> Contents:
+    others: Counter[str] = Counter()
+    listings = {split: _shard_listing(folder, paths, others) for split, paths in sets.items()}
+    class_names = _shard_class_names(folder, listings["train"])
+    for listing in listings.values():
+        _check_shard_classes(folder, listing, listings["train"], len(class_names))
+    ignored = [f"{count} members *.{extension}" for extension, count in sorted(others.items())]
+    return Contents(class_names, listings, ignored)
+
+
+def _shard_listing(folder: Path, paths: list[Path], others: Counter[str]) -> Listing:
+    names: list[str] = []
+    labels: list[int] = []
+    places: list[tuple[int, int, int]] = []
+    for number, path in enumerate(paths):
+        members = _read_members(path)
+        others.update(members.others)
+        for key, member in members.images.items():
+            names.append(f"{path.relative_to(folder).as_posix()}/{member.name}")
+            labels.append(members.labels[key])
+            places.append((number, member.offset_data, member.size))
+    split = paths[0].parent
+    if not names:
+        raise ValueError(f"{split}: no images in its {len(paths)} shards; they need key.jpg and key.cls")
+    file_of, starts, sizes = np.array(places, np.int64).T.copy()
+    return Listing(
+        root=folder,
+        split=split.name,
+        names=names,
+        files=[path.relative_to(folder).as_posix() for path in paths],
+        changed_at_ns=np.array([path.stat().st_mtime_ns for path in paths], np.int64),
+        file_of=file_of,
+        starts=starts,
+        sizes=sizes,
+        labels=np.array(labels, np.int64),
+    )
+
+
+def _read_members(path: Path) -> _Members:
+    members = _Members()
+    try:
+        with tarfile.open(path, "r:") as tar:
+            for member in tar:
+                _add_member(tar, member, members)
+    except tarfile.TarError as error:
+        raise ValueError(
+            f"{path}: not a readable tar shard ({error}); it must be uncompressed and complete: copy it again"
+        ) from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    if unpaired := sorted(members.images.keys() ^ members.labels.keys()):
+        has, lacks = ("an image", ".cls") if unpaired[0] in members.images else (".cls", "image")
+        raise ValueError(f"{path}: {unpaired[0]!r} has {has} and no {lacks}; both belong in one shard")
+    return members
+
+
+def _add_member(tar: tarfile.TarFile, member: tarfile.TarInfo, members: _Members) -> None:
+    if member.isdir():
+        return
+    inside = PurePosixPath(member.name)
+    if not member.isreg() or member.issparse() or inside.is_absolute() or ".." in inside.parts:
+        raise ValueError(f"unexpected member {member.name!r}; a shard contains plain files with plain names")
+    stem, _, extension = inside.name.partition(".")
+    key, extension = str(inside.with_name(stem or "_")), extension.lower()
+    if f".{extension}" in SUFFIXES:
+        if key in members.images:
+            raise ValueError(f"{key!r} has two images")
+        members.images[key] = member
+    elif extension == "cls":
+        if key in members.labels:
+            raise ValueError(f"{key!r} has two labels")
+        members.labels[key] = _label(tar, member)
+    else:
+        members.others[extension] += 1
+
+
+def _label(tar: tarfile.TarFile, member: tarfile.TarInfo) -> int:
+    content = tar.extractfile(member)
+    assert content is not None  # only None for members that are not regular files
+    text = content.read(MAX_LABEL_BYTES + 1).decode(errors="replace").strip()
+    if not (text.isascii() and text.isdigit() and len(text) <= 7 and int(text) < MAX_CLASSES):
+        raise ValueError(
+            f"{member.name!r} contains {text[:MAX_LABEL_BYTES]!r}; it must be the class, a whole number from 0"
+        )
+    return int(text)
+
+
+def _shard_class_names(folder: Path, train: Listing) -> tuple[str, ...]:
+    file = folder / NAMES_FILE
+    if not file.exists():
+        return tuple(map(str, range(int(train.labels.max()) + 1)))
+    if file.stat().st_size > MAX_NAMES_BYTES:
+        raise ValueError(f"{file}: larger than {MAX_NAMES_BYTES:,} bytes; it must have one class name per line")
+    names = tuple(line.strip() for line in file.read_text("utf-8", errors="replace").splitlines() if line.strip())
+    if len(set(names)) < len(names):
+        twice = Counter(names).most_common(1)[0][0]
+        raise ValueError(f"{file}: the class {twice!r} is listed twice")
+    return names
+
+
+def _check_shard_classes(folder: Path, listing: Listing, train: Listing, classes: int) -> None:
+    known = np.unique(train.labels[train.labels < classes])
+    if len(unknown := np.flatnonzero(~np.isin(listing.labels, known))):
+        first = unknown[0]
+        have = (
+            f"{folder / NAMES_FILE} names only {classes}, counted from 0"
+            if (folder / NAMES_FILE).exists()
+            else "train has none of it"
+        )
+        raise ValueError(f"{folder / listing.names[first]}: class {listing.labels[first]}, but {have}")
+    if len(known) < max(classes, 2):
+        missing = min(set(range(max(classes, 2))) - set(known.tolist()))
+        raise ValueError(
+            f"{folder / 'train'}: needs images of at least two classes, numbered from 0; it has none of class {missing}"
+        )

@@ -1,0 +1,216 @@
+"""Images that stay on the disk: decoded ahead by worker processes and copied to the device while it computes.
+
+``decoding_rates`` and ``advice`` tell whether decoding keeps up with the device.
+"""
+
+import dataclasses
+import hashlib
+import itertools
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from codistill.data.batches import Draws, EpochPlan
+from codistill.data.decoder import Request
+from codistill.data.decoder_pool import DecoderPool
+from codistill.data.image_files import Contents, Listing
+from codistill.data.images import sha256
+from codistill.recipes.schema import Data
+
+MEASURED_AHEAD = 64  # images in flight per worker while the decoding rate is measured
+BATCHES_AHEAD = 2  # batches that are decoded while another is used
+# Besides those: the batch in use, the one whose copy may still be running, and the one that is returned next.
+BATCHES_KEPT = BATCHES_AHEAD + 3
+
+
+@dataclass(frozen=True, eq=False)
+class PixelsOnDisk:
+    """The pixels of some of a listing's images, indexed like a tensor and decoded on demand."""
+
+    listing: Listing
+    pool: DecoderPool
+    members: Tensor  # [N] int64: indices into the listing
+    file_sha256: Tensor  # [N, 32] uint8
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((len(self.members), *self.pool.shape))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.uint8
+
+    def __getitem__(self, some: int | slice, /) -> Tensor:
+        if isinstance(some, int):
+            return self[some : some + 1 or None][0]
+        chosen = torch.arange(len(self.members))[some]
+        batches = self.stream(torch.split(chosen, 64), torch.device("cpu"))
+        return torch.cat([torch.empty(0, *self.pool.shape, dtype=torch.uint8), *batches])
+
+    def take(self, indices: Tensor) -> "PixelsOnDisk":
+        return dataclasses.replace(self, members=self.members[indices], file_sha256=self.file_sha256[indices])
+
+    def stream(self, orders: Sequence[Tensor], device: torch.device) -> Iterator[Tensor]:
+        """Yield the pixels of one batch after the other on the device; only the last batch may be smaller."""
+        orders = [order for order in orders if len(order)]
+        if not orders:
+            return
+        size = len(orders[0])
+        ring = BATCHES_KEPT * size
+        slots = self.pool.slots(ring)
+        copy = DeviceCopier(device, self.pool)
+        wanted = self.members[torch.cat(orders)].tolist()
+        requests = (self.listing.request(member, number % ring) for number, member in enumerate(wanted))
+        answers = self.pool.answers(requests, BATCHES_AHEAD * size)
+        first = 0
+        for order in orders:
+            for member, answer in zip(wanted[first : first + len(order)], answers, strict=False):
+                if answer.error:
+                    raise _no_longer_readable(self.listing, member, answer.error)
+            place = first % ring
+            yield copy(slots[place : place + len(order)])
+            first += len(order)
+
+
+@dataclass(frozen=True, eq=False)
+class StreamedImages:
+    """A set of images on the disk; only the labels and the pixels of the next batches are in memory."""
+
+    pixels: PixelsOnDisk
+    labels: Tensor  # [N] int64
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move the labels to the device; pixels are streamed to it too."""
+        return dataclasses.replace(self, labels=self.labels.to(device))
+
+    def take(self, indices: Tensor) -> Self:
+        return dataclasses.replace(self, pixels=self.pixels.take(indices), labels=self.labels[indices])
+
+    def with_labels(self, labels: Tensor) -> Self:
+        return dataclasses.replace(self, labels=labels)
+
+    def in_batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        orders = torch.split(torch.arange(len(self)), size)
+        return zip(self.pixels.stream(orders, self.labels.device), torch.split(self.labels, size), strict=True)
+
+    def batches(self, plan: EpochPlan, first_step: int) -> Iterator[Draws]:
+        steps = range(first_step, len(plan))
+        streamed = self.pixels.stream([plan.order(step) for step in steps], self.labels.device)
+        for step, pixels in zip(steps, streamed, strict=True):
+            yield plan.step(step)._replace(pixels=pixels)
+
+    def gather(self, batch: Draws) -> Tensor:
+        assert batch.pixels is not None
+        return batch.pixels
+
+    def summary(self) -> dict[str, Any]:
+        """As for images in memory, but with a checksum of the files' checksums, so that nothing is decoded for it."""
+        return {
+            "images": len(self),
+            "shape": list(self.pixels.shape[1:]),
+            "files_sha256": hashlib.sha256(self.pixels.file_sha256.numpy().tobytes()).hexdigest(),
+            "labels_sha256": sha256(self.labels),
+        }
+
+
+class DeviceCopier:
+    """Copies batches to the device; to a GPU on a stream of its own, so that copies overlap with the training step."""
+
+    def __init__(self, device: torch.device, pool: DecoderPool) -> None:
+        self.device = device
+        if device.type == "cuda":
+            assert pool.memory is not None
+            pool.memory.pin()
+            self.copy_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self.started: deque[torch.cuda.Event] = deque()
+
+    def __call__(self, slots: Tensor) -> Tensor:
+        if self.device.type != "cuda":
+            return slots.to(self.device, copy=True)  # the slots are reused
+        self._wait_until_last_step_started()
+        current = torch.cuda.current_stream(self.device)
+        with torch.cuda.stream(self.copy_stream):
+            pixels = slots.to(self.device, non_blocking=True)
+        current.wait_stream(self.copy_stream)
+        pixels.record_stream(current)
+        return pixels
+
+    def _wait_until_last_step_started(self) -> None:
+        """Keep the host at most one step ahead: it would fill the GPU's memory and overwrite slots being copied."""
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self.device))
+        self.started.append(event)
+        if len(self.started) > 1:
+            self.started.popleft().synchronize()
+
+
+def _no_longer_readable(listing: Listing, member: int, why: str) -> ValueError:
+    return ValueError(
+        f"{listing.root / listing.names[member]}: was readable when the images were examined, and no longer is: {why}; "
+        "restore the file, and continue with the same command"
+    )
+
+
+def decoding_rates(
+    contents: Contents, data: Data, workers: Iterable[int], seconds: float
+) -> Iterator[tuple[int, float]]:
+    """Measure images per second for each number of workers, each on other training images."""
+    listing = contents.sets["train"]
+    order = torch.randperm(len(listing), generator=torch.Generator().manual_seed(0)).tolist()
+    endless = itertools.cycle(order)
+    for count in workers:
+        pool = DecoderPool(count, data.side, data.resize, data.timeout_s)
+        yield count, _decoding_rate(listing, pool, endless, seconds)
+        pool.close()
+
+
+def _decoding_rate(listing: Listing, pool: DecoderPool, order: Iterator[int], seconds: float) -> float:
+    ring = MEASURED_AHEAD * max(1, pool.workers)
+    pool.slots(ring)
+    answers = pool.answers(_requests(listing, order, ring), ring - 1)
+    for _ in itertools.islice(answers, ring):  # until every worker has started
+        pass
+    seen, started_at = 0, time.perf_counter()
+    while time.perf_counter() - started_at < seconds:
+        next(answers)
+        seen += 1
+    rate = seen / (time.perf_counter() - started_at)
+    answers.close()
+    return rate
+
+
+def _requests(listing: Listing, order: Iterator[int], ring: int) -> Iterator[Request]:
+    for number, index in enumerate(order):
+        yield listing.request(index, number % ring)
+
+
+def processes(count: int) -> str:
+    """``1 process`` or ``N processes``."""
+    return "1 process" if count == 1 else f"{count} processes"
+
+
+def advice(rates: Mapping[int, float], device: float, pixel_bytes: int, free_bytes: int | None) -> list[str]:
+    """Say whether decoding or the device is the bottleneck, and what to set; ``rates`` by number of workers."""
+    best = max(rates, key=lambda workers: rates[workers])
+    if rates[best] >= device:
+        enough = min(workers for workers, rate in rates.items() if rate >= device)
+        return [f"The device is the limit: {processes(enough)} can decode for it.", f"Set data.workers={enough}."]
+    share = rates[best] / device
+    needed = round(best * device / rates[best] + 0.5)
+    lines = [
+        f"Decoding is the limit: with {processes(best)} the device is busy for {share:.0%} of the time.",
+        f"Set data.workers={best}; for a busy device about {needed} cores would be needed.",
+    ]
+    if free_bytes is None or pixel_bytes < free_bytes / 2:
+        lines.append(f"Or keep all pixels in memory, {pixel_bytes / 1e9:,.1f} GB: set data.resident=true.")
+    else:
+        lines.append("Or store smaller images: decoding takes time in proportion to their pixels.")
+    return lines
