@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from codistill.errors import unknown
 from codistill.networks.adapters.architecture import OwnArchitecture
 from codistill.networks.backbone import Architecture, Backbone, wrong_size
 from codistill.networks.build import architecture
@@ -21,7 +22,6 @@ from codistill.networks.names import RESERVED, outline
 from codistill.networks.undrawn import Undrawn
 from codistill.randomness import derive
 from codistill.transfer.graph import Outline
-from codistill.wording import unknown
 
 BATCHNORM_INITS = ("ones", "uniform")
 

@@ -12,9 +12,9 @@ from PIL import Image
 from codistill.data.datasets import from_datasets
 from codistill.data.images import ImageData
 from codistill.engine.trainer import train
+from codistill.errors import RunError
 from codistill.recipes import files
 from codistill.recipes.schema import Recipe
-from codistill.runs.files import RunError
 from codistill.runs.folder import RunFolder
 from tiny import tiny_recipe
 

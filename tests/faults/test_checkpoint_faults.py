@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from checkpoints import NAMES, assert_is, content, filled, listed
+from codistill.errors import RunError
 from codistill.runs import checkpoint, files
 from codistill.runs.checkpoint import Store
-from codistill.runs.files import RunError
 from punishment import FAULT_ROUNDS, KILLED_SAVES
 
 

@@ -10,8 +10,8 @@ from PIL import Image
 
 from checkpoints import assert_is, content, listed
 from codistill.engine import trainer
+from codistill.errors import RunError
 from codistill.runs.checkpoint import Saver, Snapshot, Store, snapshot
-from codistill.runs.files import RunError
 from codistill.runs.journal import read_journal
 from tiny import tiny_recipe
 

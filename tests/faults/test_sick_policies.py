@@ -16,9 +16,9 @@ from codistill.engine import trainer
 from codistill.engine.health import Recovery
 from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.engine.state import Training
+from codistill.errors import RunError
 from codistill.recipes.schema import Recipe
 from codistill.runs.checkpoint import Store
-from codistill.runs.files import RunError
 from tiny import tiny_recipe
 
 

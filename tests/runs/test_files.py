@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from codistill.errors import RunError
 from codistill.runs import files
 from codistill.runs.files import (
-    RunError,
     RunLock,
     explained,
     open_regular,

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
+from codistill.errors import RunError
 from codistill.runs import journal as journal_module
-from codistill.runs.files import RunError
 from codistill.runs.journal import Journal, read_journal
 
 RECORDS = [{"step": step, "loss": 1 / (step + 3), "exits": {"b": 1, "a": [1e-7, 1e22]}} for step in range(7)]

@@ -6,13 +6,13 @@ from pathlib import Path
 import typer
 
 from codistill.cli.output import console
+from codistill.errors import unknown
 from codistill.report import page
 from codistill.report.entries import Overview, overview
 from codistill.report.sources import find
 from codistill.runs.files import to_json, write_atomically
 from codistill.studies.output import print_table
 from codistill.studies.report import Report
-from codistill.wording import unknown
 
 
 def compare(paths: Sequence[Path], out: Path | None, *, as_json: bool) -> None:

@@ -5,9 +5,9 @@ from inspect import getdoc
 
 from codistill import recipes
 from codistill.cli.output import console, two_columns
+from codistill.errors import unknown
 from codistill.networks import names
 from codistill.transfer import methods
-from codistill.wording import unknown
 
 DATA = {
     "fashion": "ships with codistill: 10 kinds of clothes, 28×28 grey, 6,000 training and 2,000 test images",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import typer
 
-DONE, SOME_UNREADABLE = 0, 1
+from codistill.errors import ExitCode
 
 
 def predict(model: Path, images: Sequence[Path], *, top: int, as_json: bool) -> int:
@@ -27,4 +27,4 @@ def predict(model: Path, images: Sequence[Path], *, top: int, as_json: bool) -> 
         typer.echo(to_json({"images": predicted, "unreadable": unreadable}, indent=2))
     if not predicted:
         raise ValueError("none of the images can be read")
-    return SOME_UNREADABLE if unreadable else DONE
+    return ExitCode.FAILED if unreadable else ExitCode.DONE

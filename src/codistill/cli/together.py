@@ -15,8 +15,6 @@ from codistill import recipes
 from codistill.cli import train as alone
 from codistill.cli.output import console, in_words, shows_tracebacks
 from codistill.cli.train import (
-    DONE,
-    STOPPED,
     ConsoleHandler,
     conclude,
     default_folder,
@@ -28,6 +26,7 @@ from codistill.cli.train import (
 from codistill.distributed.joining import LAUNCHER, is_orphaned, was_launched
 from codistill.distributed.layout import Wish, refuse_misfit
 from codistill.engine.signals import StopRequest
+from codistill.errors import ExitCode
 from codistill.log import logging_to
 from codistill.recipes.schema import Recipe
 from codistill.runs.folder import RunFolder
@@ -36,7 +35,6 @@ from codistill.trackers.following import Followers, check
 if TYPE_CHECKING:
     from codistill.engine.trainer import Progress
 
-LOST, WRONG_INPUT = 1, 2
 CODISTILL = (sys.executable, "-m", "codistill")
 
 
@@ -84,10 +82,10 @@ def train(
         return code
     if RunFolder(folder).result.exists():
         conclude(folder, recipe)
-        return DONE
+        return ExitCode.DONE
     command = shlex.join(["codistill", *arguments, *spread.typed])
     typer.echo(f"{stopped(folder)}:\n  {command}")
-    return STOPPED
+    return ExitCode.STOPPED
 
 
 def launch(command: Sequence[str], processes: int, restarts: int, screen: Console) -> int:
@@ -137,21 +135,21 @@ def take_part(recipe: Recipe, folder: Path, spread: Spread, *, quiet: bool, trac
             crew.leave()
     except LostPeerError as error:
         typer.echo(f"{crew.name(crew.rank)}: {error}", err=True)
-        return LOST
+        return ExitCode.FAILED
     except DisagreementError:
         if crew.leads:
             raise
-        return WRONG_INPUT
+        return ExitCode.WRONG_INPUT
     except RuntimeError as error:  # not known to be wrong input: a launcher may try again
         if shows_tracebacks():
             raise
         typer.echo(f"{crew.name(crew.rank)}: {in_words(error)}", err=True)
-        return LOST
+        return ExitCode.FAILED
     except ValueError as error:
         raise ValueError(f"{crew.name(crew.rank)}: {error}") from error
     if crew.leads and LAUNCHER not in os.environ:
         say_how_it_ended(folder, recipe)
-    return DONE
+    return ExitCode.DONE
 
 
 def say_how_it_ended(folder: Path, recipe: Recipe) -> None:

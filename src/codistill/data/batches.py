@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from codistill.data.randaugment import OPERATIONS
+from codistill.errors import unknown
 from codistill.randomness import derive
-from codistill.wording import unknown
 
 OPERATIONS_PER_IMAGE = 2
 STRONGEST = 30

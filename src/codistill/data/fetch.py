@@ -6,7 +6,7 @@ from pathlib import Path
 import pooch  # type: ignore[import-untyped]
 
 from codistill.data.cifar import CIFARS, find
-from codistill.wording import unknown
+from codistill.errors import unknown
 
 OFFICIAL = "https://www.cs.toronto.edu/~kriz/"
 

@@ -20,8 +20,8 @@ from codistill.data.folder import How
 from codistill.data.images import ImageData, Images, ImageSet, channel_statistics, sha256
 from codistill.data.noise import corrupt
 from codistill.data.subsets import balanced, proportional
+from codistill.errors import unknown
 from codistill.randomness import derive
-from codistill.wording import unknown
 
 NAMES = ("fashion", *cifar.CIFARS, "folder")
 

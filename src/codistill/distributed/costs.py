@@ -21,10 +21,11 @@ from codistill.distributed.split import Split
 from codistill.engine.bench import wait_for
 from codistill.engine.runtime import Machine
 from codistill.engine.state import cohort_of
+from codistill.errors import RunError
 from codistill.log import log
 from codistill.networks.counting import cost
 from codistill.recipes.schema import Recipe
-from codistill.runs.files import RunError, read_json, write_json
+from codistill.runs.files import read_json, write_json
 from codistill.runs.folder import RunFolder
 
 CPU_IMAGES = 8

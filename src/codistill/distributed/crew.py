@@ -22,7 +22,7 @@ from torch.distributed.distributed_c10d import Store
 
 from codistill.distributed import messages
 from codistill.distributed.layout import Layout
-from codistill.runs.files import RunError
+from codistill.errors import RunError
 
 LEADER = 0
 NOTES_S = {"silent": 5.0, "gone": 1.0}

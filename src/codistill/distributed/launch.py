@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from codistill.distributed.joining import LAUNCHER
+from codistill.errors import ExitCode, RunError
 from codistill.hardware import cores
 from codistill.log import log
-from codistill.runs.files import RunError
 
 LOOPBACK = "127.0.0.1"
-WRONG_INPUT = 2
 POLL_S = 0.05
 PATIENCE_S = 10.0
 """For the others to end when one has failed; then they are killed."""
@@ -40,7 +39,7 @@ class Ended:
     @property
     def hopeless(self) -> bool:
         """Somebody said what is wrong, and it would be wrong again."""
-        return WRONG_INPUT in self.codes.values()
+        return ExitCode.WRONG_INPUT in self.codes.values()
 
     @property
     def words(self) -> str:
@@ -59,12 +58,12 @@ def launch(command: Sequence[str], processes: int, restarts: int, stop: Callable
     for attempt in range(restarts + 1):
         ended = attempt_once(command, processes, stop)
         if ended.well:
-            return 0
+            return ExitCode.DONE
         if ended.hopeless:
-            return WRONG_INPUT
+            return ExitCode.WRONG_INPUT
         if stop():  # it came before all could hear it: there is nothing to save that a checkpoint lacks
             log.warning("%s while stopping; what was saved before is intact", ended.words)
-            return 0
+            return ExitCode.DONE
         if attempt < restarts:
             log.warning(
                 "%s; all start again from the last checkpoint (restart %d of %d)", ended.words, attempt + 1, restarts

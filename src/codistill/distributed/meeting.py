@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from torch.distributed.distributed_c10d import Store
 
-from codistill.runs.files import RunError
+from codistill.errors import RunError
 
 POLL_S = 0.02
 T = TypeVar("T")

@@ -4,8 +4,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
+from codistill.errors import unknown
 from codistill.recipes.schema import Recipe
-from codistill.wording import unknown
 
 
 @dataclass(frozen=True)

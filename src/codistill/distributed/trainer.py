@@ -21,10 +21,11 @@ from codistill.engine.runtime import prepared
 from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.engine.state import prepare_training
 from codistill.engine.trainer import Progress, ignore, never, run_training
+from codistill.errors import RunError
 from codistill.log import log
 from codistill.recipes import difference
 from codistill.recipes.schema import Recipe
-from codistill.runs.files import RunError, to_json
+from codistill.runs.files import to_json
 from codistill.runs.folder import RunFolder
 
 ANY = Wish()

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from codistill.cohort import Cohort
+from codistill.errors import RunError
 from codistill.log import log
 from codistill.networks.layers import BatchNorm2d
 from codistill.runs.checkpoint import Snapshot, snapshot
-from codistill.runs.files import RunError
 
 if TYPE_CHECKING:
     from codistill.engine.state import Training

@@ -23,13 +23,13 @@ from codistill.data.remarks import remarks
 from codistill.engine.evaluate import Metrics
 from codistill.engine.runtime import Machine
 from codistill.engine.schedule import Position, TrainingSchedule
+from codistill.errors import RunError
 from codistill.log import log, logging_to
 from codistill.recipes import files
 from codistill.recipes.schema import Recipe
 from codistill.runs import environment
 from codistill.runs.checkpoint import Saver, Snapshot, Store
 from codistill.runs.files import (
-    RunError,
     RunLock,
     explained,
     open_regular,

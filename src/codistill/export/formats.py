@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from codistill.errors import install_hint, unknown
 from codistill.export.identity import Identity, read_weights, write_weights
-from codistill.wording import install_hint, unknown
 
 if TYPE_CHECKING:
     import onnx

@@ -18,6 +18,7 @@ from codistill.data.images import ImageData
 from codistill.data.load import load
 from codistill.engine.schedule import Position
 from codistill.engine.state import cohort_of
+from codistill.errors import unknown
 from codistill.export.identity import Identity, read_weights
 from codistill.recipes import files
 from codistill.recipes.schema import Recipe
@@ -33,7 +34,6 @@ from codistill.runs.weights import (
     shipped_weights,
     ships_average,
 )
-from codistill.wording import unknown
 
 
 @dataclass(frozen=True)

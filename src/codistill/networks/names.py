@@ -5,8 +5,8 @@ from bisect import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from codistill.errors import did_you_mean, install_hint, unknown
 from codistill.networks.adapters.naming import is_foreign, parse_foreign
-from codistill.wording import did_you_mean, install_hint, unknown
 
 KNOWN = (
     "resnet-20",

@@ -21,6 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from codistill.errors import RunError
+
 TEMPORARY = ".tmp-"  # whatever bears this prefix was never finished, or is being thrown away
 MARGIN_BYTES = 16 * 2**20  # left free beside a checkpoint, so that the journal and the result still fit
 
@@ -46,10 +48,6 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-
-
-class RunError(ValueError):
-    """The run cannot go on, through no fault of the recipe; what it saved before is intact."""
 
 
 @contextmanager

@@ -12,8 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from codistill.errors import RunError
 from codistill.log import log
-from codistill.runs.files import RunError, explained, open_regular, sync_folder, to_json
+from codistill.runs.files import explained, open_regular, sync_folder, to_json
 
 MAX_LINE_BYTES = 16 * 2**20
 

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping
 
 from codistill import recipes
+from codistill.errors import unknown
 from codistill.recipes import Recipe
 from codistill.studies import paper
 from codistill.studies.rows import LABELS, THREE, THREE_CONTRASTS, group, method_rows, noise_rows, pair_rows, title
 from codistill.studies.study import Row, Study
-from codistill.wording import unknown
 
 
 def demo() -> Study:
