@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test lint types unit punish docs clean
+.PHONY: demo test lint types unit stress docs clean
 
 demo: $(READY)          ## two small networks, three methods, a table and a page (5 to 7 minutes on 2 cores, after the install)
 	$(BIN)/codistill study demo --out runs/demo
@@ -22,8 +22,8 @@ types: $(READY)
 unit: $(READY)
 	$(BIN)/pytest -n 2 --dist worksteal
 
-punish: $(READY)        ## the faults and attacks of docs/reliability.md as often as published (about an hour on 2 cores)
-	CODISTILL_PUNISH=1 $(BIN)/pytest -n 2 --dist worksteal tests/faults tests/data/test_streaming.py \
+stress: $(READY)        ## the faults and attacks of docs/reliability.md as often as published (about an hour on 2 cores)
+	CODISTILL_STRESS=1 $(BIN)/pytest -n 2 --dist worksteal tests/faults tests/data/test_streaming.py \
 	  tests/distributed/test_two_hosts.py tests/gpu
 
 $(READY): pyproject.toml constraints.txt

@@ -180,7 +180,7 @@ def test_what_cannot_change_what_is_learned_may_change_on_the_way(finished: Path
         pass
     assert run(went_on, tmp_path / "run") == 2
     assert files.load(tmp_path / "run" / "recipe.yaml") == went_on
-    (line,) = [line for line in (tmp_path / "run" / "train.log").read_text().splitlines() if "goes on with" in line]
+    (line,) = [line for line in (tmp_path / "run" / "train.log").read_text().splitlines() if "continues with" in line]
     changes = [
         "data.workers: null → 0",
         "data.timeout_s: 120.0 → 5.0",

@@ -15,7 +15,7 @@ import pytest
 from checkpoints import NAMES, assert_is, content, filled, seal
 from codistill.errors import RunError
 from codistill.runs.checkpoint import Store
-from punishment import DAMAGES
+from stress import DAMAGES
 
 
 def flip(path, chance):

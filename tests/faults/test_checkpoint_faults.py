@@ -14,7 +14,7 @@ from checkpoints import NAMES, assert_is, content, filled, listed
 from codistill.errors import RunError
 from codistill.runs import checkpoint, files
 from codistill.runs.checkpoint import Store
-from punishment import FAULT_ROUNDS, KILLED_SAVES
+from stress import FAULT_ROUNDS, KILLED_SAVES
 
 
 class Death(BaseException):

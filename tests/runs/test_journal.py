@@ -49,7 +49,7 @@ def test_a_last_line_cut_anywhere_is_reported_and_left_out(tmp_path, caplog, cut
     write(path, RECORDS[2:3])
     os.truncate(path, length + cut)
     assert read_journal(path) == RECORDS[:2]
-    assert "line 3: the last line was cut" in caplog.text
+    assert "line 3: the last line is incomplete" in caplog.text
     with Journal(path) as journal:
         assert journal.length == length
         journal.append(RECORDS[2])
