@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help demo test lint types unit fix gpu punish docs clean
+.PHONY: help demo test lint types unit fix gpu stress docs clean
 
 help:                   ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
@@ -26,8 +26,8 @@ types: $(READY)         ## mypy --strict
 unit: $(READY)          ## the tests alone
 	$(BIN)/pytest -n 2 --dist worksteal
 
-punish: $(READY)        ## the faults and attacks of docs/reliability.md as often as published (about an hour on 2 cores)
-	CODISTILL_PUNISH=1 $(BIN)/pytest -n 2 --dist worksteal tests/faults tests/data/test_streaming.py \
+stress: $(READY)        ## the faults and attacks of docs/reliability.md as often as published (about an hour on 2 cores)
+	CODISTILL_STRESS=1 $(BIN)/pytest -n 2 --dist worksteal tests/faults tests/data/test_streaming.py \
 	  tests/distributed/test_two_hosts.py tests/gpu
 
 $(READY): pyproject.toml constraints.txt

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from codistill.errors import unknown
 from codistill.networks.adapters.architecture import OwnArchitecture
 from codistill.networks.backbone import Architecture, Backbone, wrong_size
 from codistill.networks.families import RESERVED, architecture, outline
 from codistill.networks.heads import HEAD_KINDS
 from codistill.randomness import derive
 from codistill.transfer.graph import Outline
-from codistill.wording import unknown
 
 BATCHNORM_INITS = ("ones", "uniform")
 

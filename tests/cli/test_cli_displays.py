@@ -11,9 +11,9 @@ from codistill.cli.terminal import Lines, LiveTable, best_errors, console, durat
 from codistill.engine.evaluate import Metrics
 from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.engine.trainer import Progress
+from codistill.errors import number
 from codistill.recipes import get
 from codistill.runs.files import to_json
-from codistill.wording import number
 
 RECIPE = get("quickstart", ["length.epochs=4"])
 TIMETABLE = TrainingSchedule(epochs=4, images=1000, batch_size=100, accumulate=1, seed=0)

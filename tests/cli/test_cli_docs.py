@@ -9,6 +9,7 @@ from typer.main import get_command
 
 from codistill.cli.app import app
 from codistill.cli.explore import LISTINGS
+from codistill.errors import ExitCode
 from codistill.recipes import resolve
 from codistill.studies import catalogue
 
@@ -51,4 +52,5 @@ def test_every_option_is_documented() -> None:
 
 
 def test_exit_codes_are_documented() -> None:
-    assert re.findall(r"^\| (\d+) \|", TEXT, re.MULTILINE) == ["0", "1", "2", "75", "130"]
+    assert re.findall(r"^\| (\d+) \|", TEXT, re.MULTILINE) == [str(int(code)) for code in ExitCode]
+    assert re.findall(r"\b(\d+) [a-z]", app.info.epilog or "") == [str(int(code)) for code in ExitCode]

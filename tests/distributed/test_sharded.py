@@ -201,7 +201,7 @@ def lose_a_piece(world: Any, notes: Path) -> None:
     moved = {name: tensor.clone() for name, tensor in training.tensors_of("b").items()}
     if world.rank == 1:
         training.tensors_of("a")["cohort/members.a.backbone.stages.stem.weight"].view(-1)[0] = torch.nan
-    recovery.look()
+    recovery.check()
     assert all(torch.equal(tensor, before[name]) for name, tensor in training.tensors_of("a").items())
     assert all(torch.equal(tensor, moved[name]) for name, tensor in training.tensors_of("b").items())
     assert any(not torch.equal(tensor, before[name]) for name, tensor in moved.items())

@@ -14,7 +14,7 @@ from test_launch import TINY
 
 from codistill import recipes
 from processes import in_new_process
-from punishment import PUNISH
+from stress import STRESS
 
 HOSTS = {"codistill0": "10.77.0.1", "codistill1": "10.77.0.2"}
 
@@ -63,7 +63,7 @@ def start(rank: int, out: Path) -> "subprocess.Popen[str]":
     )
 
 
-@pytest.mark.skipif(not PUNISH, reason="takes a minute; set CODISTILL_PUNISH=1")
+@pytest.mark.skipif(not STRESS, reason="takes a minute; set CODISTILL_STRESS=1")
 def test_a_cut_cable_ends_both_and_the_same_command_continues(hosts: None, tmp_path: Path) -> None:
     out, alone = tmp_path / "run", tmp_path / "alone"
     ranks = [start(rank, out) for rank in range(2)]

@@ -12,9 +12,9 @@ from PIL import Image
 from codistill.data.datasets import from_datasets
 from codistill.data.images import ImageData
 from codistill.engine.trainer import train
+from codistill.errors import RunError
 from codistill.recipes import files
 from codistill.recipes.schema import Recipe
-from codistill.runs.files import RunError
 from codistill.runs.folder import RunFolder
 from tiny import tiny_recipe
 
@@ -180,7 +180,7 @@ def test_what_cannot_change_what_is_learned_may_change_on_the_way(finished: Path
         pass
     assert run(went_on, tmp_path / "run") == 2
     assert files.load(tmp_path / "run" / "recipe.yaml") == went_on
-    (line,) = [line for line in (tmp_path / "run" / "train.log").read_text().splitlines() if "goes on with" in line]
+    (line,) = [line for line in (tmp_path / "run" / "train.log").read_text().splitlines() if "continues with" in line]
     changes = [
         "data.workers: null → 0",
         "data.timeout_s: 120.0 → 5.0",

@@ -1,12 +1,12 @@
-"""Tests say how often they did what they promise; `make punish` prints it at the end."""
+"""Tests say how often they did what they promise; `make stress` prints it at the end."""
 
 from collections.abc import Callable
 
 import pytest
 
-from punishment import Counted
+from stress import Counted
 
-MARK = "punished: "
+MARK = "stress: "
 
 
 @pytest.fixture

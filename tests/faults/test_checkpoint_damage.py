@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from checkpoints import NAMES, assert_is, content, filled, seal
+from codistill.errors import RunError
 from codistill.runs.checkpoint import Store
-from codistill.runs.files import RunError
-from punishment import DAMAGES
+from stress import DAMAGES
 
 
 def flip(path, chance):

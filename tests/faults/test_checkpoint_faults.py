@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from checkpoints import NAMES, assert_is, content, filled, listed
+from codistill.errors import RunError
 from codistill.runs import checkpoint, files
 from codistill.runs.checkpoint import Store
-from codistill.runs.files import RunError
-from punishment import FAULT_ROUNDS, KILLED_SAVES
+from stress import FAULT_ROUNDS, KILLED_SAVES
 
 
 class Death(BaseException):
@@ -282,6 +282,6 @@ def test_space_is_checked_before_anything_is_written(tmp_path, monkeypatch):
 
 def test_a_run_folder_that_vanished_is_not_made_anew(tmp_path):
     store = Store(tmp_path / "run" / "checkpoints")
-    with pytest.raises(RunError, match=f"{tmp_path}/run/checkpoints: cannot save .*not there"):
+    with pytest.raises(RunError, match=f"{tmp_path}/run/checkpoints: cannot save .*does not exist"):
         store.save(1, *content(1))
     assert listed(tmp_path) == []

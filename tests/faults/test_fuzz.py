@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from codistill import recipes
 from codistill.cli.app import app
 from codistill.recipes import text
-from punishment import FUZZED, PUNISH, Counted
+from stress import FUZZED, STRESS, Counted
 
 SCREEN_LINES = 40
 SOURCES = ("quickstart", "cifar100/resnet-110-twins", "table3/c2", "kd/wrn-28-10-resnet-110")
@@ -120,7 +120,7 @@ def test_mutated_recipes_and_command_lines(desk: Path, counted: Counted) -> None
             accepted += survives(str(file))
         else:
             accepted += survives(chance.choice(SOURCES), *(change(chance) for _ in range(chance.randint(1, 3))))
-    assert accepted > count // 200 or not PUNISH, "if nothing is accepted, it is not refused for what it says"
+    assert accepted > count // 200 or not STRESS, "if nothing is accepted, it is not refused for what it says"
     counted("… of which accepted", accepted)
     assert [path.name for path in desk.iterdir()] == ["recipe.yaml"]
     counted("recipes and command lines by mutation, accepted or refused on one screen", count)

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from codistill.cli.app import app
 from processes import in_new_process
-from punishment import Counted
+from stress import Counted
 
 TERABYTE = 2**40
 MEMORY_BYTES = 300 * 2**20

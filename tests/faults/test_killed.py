@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 from processes import in_new_process, started_process
-from punishment import KILLED_TRAININGS, Counted
 from runs import run_to_the_end, what_remains
+from stress import KILLED_TRAININGS, Counted
 from tiny import tiny_recipe
 
 KILLS_PER_RUN = 5

@@ -1,4 +1,4 @@
-"""docs/reliability.md speaks of tests that exist, and counts as they do under `make punish`."""
+"""docs/reliability.md speaks of tests that exist, and counts as they do under `make stress`."""
 
 import re
 import runpy
@@ -40,9 +40,9 @@ def test_every_mutation_names_a_test_that_exists() -> None:
 
 @pytest.fixture
 def published(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """How often `make punish` does each thing."""
-    monkeypatch.setenv("CODISTILL_PUNISH", "1")
-    return {name: value for name, value in runpy.run_path(str(TESTS / "punishment.py")).items() if name.isupper()}
+    """How often `make stress` does each thing."""
+    monkeypatch.setenv("CODISTILL_STRESS", "1")
+    return {name: value for name, value in runpy.run_path(str(TESTS / "stress.py")).items() if name.isupper()}
 
 
 def test_the_page_counts_as_the_tests_do(published: dict[str, int]) -> None:
@@ -52,7 +52,7 @@ def test_the_page_counts_as_the_tests_do(published: dict[str, int]) -> None:
         "test_killed.py": f"{published['KILLED_TRAININGS']} SIGKILLs",
         "test_checkpoint_damage.py": f"{published['DAMAGES']:,} damaged checkpoints",
         "test_signals.py": f"{published['SIGNALS_SENT']} signals",
-        "test_sick_peer.py": f"{published['INJECTIONS'] * 5 // 4} injections",
+        "test_non_finite_peer.py": f"{published['INJECTIONS'] * 5 // 4} injections",
         "test_fuzz.py": f"{half:,} by mutation and {half:,} by hypothesis",
         "test_hostile.py": f"{len(HOSTILE)} files",
     }

@@ -10,8 +10,8 @@ from PIL import Image
 
 from checkpoints import assert_is, content, listed
 from codistill.engine import trainer
+from codistill.errors import RunError
 from codistill.runs.checkpoint import Saver, Snapshot, Store, snapshot
-from codistill.runs.files import RunError
 from codistill.runs.journal import read_journal
 from tiny import tiny_recipe
 
@@ -96,7 +96,7 @@ def test_what_went_wrong_is_heard_at_the_next_save(tmp_path: Path) -> None:
 
 
 def test_a_run_whose_folder_vanishes_ends_with_a_clear_word(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"run/checkpoints: cannot save .*not there"):
+    with pytest.raises(RunError, match=r"run/checkpoints: cannot save .*does not exist"):
         for _ in trainer.train(tiny_recipe(), tmp_path / "run", stop=lambda: not remove(tmp_path / "run")):
             pass
 

@@ -14,7 +14,7 @@ from codistill.cli import main
 from codistill.engine import trainer
 from codistill.runs.checkpoint import Store
 from processes import shared_count, started_process
-from punishment import SIGNALS_SENT, Counted
+from stress import SIGNALS_SENT, Counted
 from tiny import tiny_recipe
 
 ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)

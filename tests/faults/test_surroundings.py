@@ -10,7 +10,7 @@ import pytest
 
 from checkpoints import assert_is, filled
 from codistill.engine import trainer
-from codistill.runs.files import RunError
+from codistill.errors import RunError
 from processes import in_new_process, started_process
 from runs import run_to_the_end, what_remains
 from tiny import tiny_recipe

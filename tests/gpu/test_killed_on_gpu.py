@@ -11,7 +11,7 @@ import torch
 
 from codistill.recipes.schema import Recipe
 from processes import in_new_process, started_process
-from punishment import times
+from stress import times
 from tiny import tiny_recipe
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))

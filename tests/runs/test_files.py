@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from codistill.errors import RunError
 from codistill.runs import files
 from codistill.runs.files import (
-    RunError,
     RunLock,
     explained,
     open_regular,
@@ -98,7 +98,7 @@ def test_the_content_is_on_the_disk_before_it_bears_its_name(tmp_path, monkeypat
 
 
 def test_a_folder_that_is_gone_is_named(tmp_path):
-    with pytest.raises(RunError, match=f"{tmp_path}/gone: cannot write a .*not there"):
+    with pytest.raises(RunError, match=f"{tmp_path}/gone: cannot write a .*does not exist"):
         write_atomically(tmp_path / "gone" / "a", "content")
 
 

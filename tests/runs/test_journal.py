@@ -4,8 +4,8 @@ import os
 
 import pytest
 
+from codistill.errors import RunError
 from codistill.runs import journal as journal_module
-from codistill.runs.files import RunError
 from codistill.runs.journal import Journal, read_journal
 
 RECORDS = [{"step": step, "loss": 1 / (step + 3), "exits": {"b": 1, "a": [1e-7, 1e22]}} for step in range(7)]
@@ -49,7 +49,7 @@ def test_a_last_line_cut_anywhere_is_reported_and_left_out(tmp_path, caplog, cut
     write(path, RECORDS[2:3])
     os.truncate(path, length + cut)
     assert read_journal(path) == RECORDS[:2]
-    assert "line 3: the last line was cut" in caplog.text
+    assert "line 3: the last line is incomplete" in caplog.text
     with Journal(path) as journal:
         assert journal.length == length
         journal.append(RECORDS[2])

@@ -9,8 +9,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from codistill.cli.options import AsJson, Best, Changes, Runs, Shards, Source, Split, Timeout, complete, key_values
-
-WRONG_INPUT = 2
+from codistill.errors import ExitCode
 
 
 class Commands(TyperGroup):
@@ -27,7 +26,7 @@ class Commands(TyperGroup):
             if shows_tracebacks():
                 raise
             typer.echo(f"error: {describe_error(error)}", err=True)
-            raise typer.Exit(WRONG_INPUT) from None
+            raise typer.Exit(ExitCode.WRONG_INPUT) from None
 
 
 class Command(TyperCommand):

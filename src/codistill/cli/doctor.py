@@ -15,12 +15,12 @@ import typer
 
 import codistill
 from codistill.cli.terminal import console
+from codistill.errors import ExitCode
 from codistill.hardware import cores
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_TORCH = (2, 11)
 ENOUGH_SPACE = 2 * 10**9  # a run of two large networks keeps two checkpoints of a few hundred MB each
-BROKEN = 2
 
 Status = Literal["ok", "warning", "broken"]
 STYLES: dict[Status, str] = {"ok": "green", "warning": "yellow", "broken": "bold red"}
@@ -47,7 +47,8 @@ def report(*, as_json: bool) -> int:
             advice = f"; {finding.advice}" if finding.advice else ""
             screen.print(f"{finding.status:8}", style=STYLES[finding.status], end="")
             screen.print(f"{finding.subject}: {finding.text}{advice}")
-    return BROKEN if any(finding.status == "broken" for finding in findings) else 0
+    is_broken = any(finding.status == "broken" for finding in findings)
+    return ExitCode.WRONG_INPUT if is_broken else ExitCode.DONE
 
 
 def attempt(check: Callable[[], Iterator[Finding]]) -> list[Finding]:

@@ -13,11 +13,11 @@ from rich.table import Table
 from codistill import recipes
 from codistill.cli.terminal import console, two_columns
 from codistill.cli.train import memory_explained, smaller
+from codistill.errors import unknown
 from codistill.hardware import available_bytes, cores
 from codistill.networks.families import describe_families
 from codistill.recipes.datasets import DATASETS
 from codistill.transfer import methods
-from codistill.wording import unknown
 
 if TYPE_CHECKING:
     from codistill.engine.bench import Bench

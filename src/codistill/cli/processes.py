@@ -15,8 +15,6 @@ from codistill import recipes
 from codistill.cli import train as single
 from codistill.cli.terminal import console, describe_error, shows_tracebacks
 from codistill.cli.train import (
-    DONE,
-    STOPPED,
     ConsoleHandler,
     conclude,
     default_folder,
@@ -25,9 +23,10 @@ from codistill.cli.train import (
     smaller,
     stopped,
 )
-from codistill.distributed.launch import LAUNCHER, WRONG_INPUT, is_orphaned, is_rank, launch
+from codistill.distributed.launch import LAUNCHER, is_orphaned, is_rank, launch
 from codistill.distributed.layout import LayoutRequest, check_request
 from codistill.engine.signals import StopRequest
+from codistill.errors import ExitCode
 from codistill.log import logging_to
 from codistill.recipes.schema import Recipe
 from codistill.runs.folder import RunFolder
@@ -36,7 +35,6 @@ from codistill.trackers.following import Followers, check
 if TYPE_CHECKING:
     from codistill.engine.trainer import Progress
 
-LOST = 1
 CODISTILL = (sys.executable, "-m", "codistill")
 
 
@@ -91,10 +89,10 @@ def train(
         return code
     if RunFolder(folder).result.exists():
         conclude(folder, recipe)
-        return DONE
+        return ExitCode.DONE
     command = shlex.join(["codistill", *arguments, *options.arguments])
     typer.echo(f"{stopped(folder)}:\n  {command}")
-    return STOPPED
+    return ExitCode.STOPPED
 
 
 def launch_ranks(command: Sequence[str], processes: int, restarts: int, screen: Console) -> int:
@@ -142,21 +140,21 @@ def train_as_rank(recipe: Recipe, folder: Path, options: LaunchOptions, *, quiet
             world.shutdown()
     except LostPeerError as error:
         typer.echo(f"{world.describe(world.rank)}: {error}", err=True)
-        return LOST
+        return ExitCode.FAILED
     except RankMismatchError:
         if world.is_root:
             raise
-        return WRONG_INPUT
+        return ExitCode.WRONG_INPUT
     except RuntimeError as error:  # not known to be wrong input: a launcher may try again
         if shows_tracebacks():
             raise
         typer.echo(f"{world.describe(world.rank)}: {describe_error(error)}", err=True)
-        return LOST
+        return ExitCode.FAILED
     except ValueError as error:
         raise ValueError(f"{world.describe(world.rank)}: {error}") from error
     if world.is_root and LAUNCHER not in os.environ:
         print_outcome(folder, recipe)
-    return DONE
+    return ExitCode.DONE
 
 
 def print_outcome(folder: Path, recipe: Recipe) -> None:

@@ -8,15 +8,14 @@ import typer
 
 from codistill.cli.terminal import console, network_table, two_columns
 from codistill.cli.train import memory_explained
+from codistill.errors import ExitCode, unknown
 from codistill.runs.files import to_json, write_atomically
 from codistill.runs.folder import RunFolder
-from codistill.wording import unknown
 
 if TYPE_CHECKING:
     from codistill.report.overview import Overview
     from codistill.studies.report import Report
 
-DONE, SOME_UNREADABLE = 0, 1
 ON_CPU = "free it from other programs, or set CUDA_VISIBLE_DEVICES= to evaluate on the CPU"
 
 
@@ -90,7 +89,7 @@ def predict(model: Path, images: Sequence[Path], *, top: int, as_json: bool) -> 
         typer.echo(to_json({"images": predicted, "unreadable": unreadable}, indent=2))
     if not predicted:
         raise ValueError("none of the images can be read")
-    return SOME_UNREADABLE if unreadable else DONE
+    return ExitCode.FAILED if unreadable else ExitCode.DONE
 
 
 def report(paths: Sequence[Path], out: Path, *, patience_s: float) -> None:

@@ -17,8 +17,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from codistill.errors import number
 from codistill.recipes.schema import Recipe
-from codistill.wording import number
 
 if TYPE_CHECKING:
     from codistill.engine import trainer

@@ -13,13 +13,12 @@ from rich.console import Console
 from codistill import recipes
 from codistill.cli.terminal import Display, Lines, LiveTable, console, duration, last_epoch, network_table
 from codistill.engine.signals import StoppedEarlyError, StopRequest
+from codistill.errors import ExitCode
 from codistill.log import logging_to
 from codistill.recipes.schema import Recipe
 from codistill.runs.folder import RunFolder
 from codistill.runs.result import read_finished
 from codistill.trackers.following import Followers, check
-
-DONE, STOPPED = 0, 75  # 75 is EX_TEMPFAIL: try again later
 
 
 def train(source: str, changes: Sequence[str], out: Path | None, *, quiet: bool, trackers: Sequence[str] = ()) -> int:
@@ -34,9 +33,9 @@ def train(source: str, changes: Sequence[str], out: Path | None, *, quiet: bool,
         options = ["--out", str(folder), *(["--quiet"] if quiet else []), *(f"--track={name}" for name in trackers)]
         command = shlex.join(["codistill", "train", source, *changes, *options])
         typer.echo(f"{stopped(folder)}:\n  {command}")
-        return STOPPED
+        return ExitCode.STOPPED
     conclude(folder, recipe)
-    return DONE
+    return ExitCode.DONE
 
 
 def resolve(source: str, changes: Sequence[str], screen: Console) -> Recipe:

@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from codistill.cli.terminal import console, duration
+from codistill.errors import number
 from codistill.runs.files import to_json
-from codistill.wording import number
 
 if TYPE_CHECKING:
     from codistill.report.overview import Overview

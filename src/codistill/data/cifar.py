@@ -18,9 +18,9 @@ import torch
 
 from codistill.data.download import check_md5, data_folder, fetch_archive, unpack
 from codistill.data.images import ImageData, Images, shrink
+from codistill.errors import unknown
 from codistill.recipes.datasets import NUMBERS, Numbers
 from codistill.recipes.schema import Data
-from codistill.wording import unknown
 
 OFFICIAL = "https://www.cs.toronto.edu/~kriz/"
 PIXELS = 3 * 32 * 32

@@ -20,8 +20,9 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
 from codistill.distributed.layout import Layout
+from codistill.errors import RunError
 from codistill.runs.checkpoint import DTYPES
-from codistill.runs.files import RunError, to_json
+from codistill.runs.files import to_json
 
 ROOT = 0
 REPORTS_S = {"timeout": 5.0, "closed": 1.0}

@@ -16,12 +16,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
+from codistill.errors import ExitCode, RunError
 from codistill.hardware import cores
 from codistill.log import log
-from codistill.runs.files import RunError
 
 LOOPBACK = "127.0.0.1"
-WRONG_INPUT = 2
 POLL_S = 0.05
 GRACE_S = 10.0
 """How long the other ranks may take to end after one has failed; then they are killed."""
@@ -54,7 +53,7 @@ class ExitCodes:
     @property
     def is_wrong_input(self) -> bool:
         """Whether a rank has reported wrong input, which a restart would not change."""
-        return WRONG_INPUT in self.by_rank.values()
+        return ExitCode.WRONG_INPUT in self.by_rank.values()
 
     def __str__(self) -> str:
         """Names the causes: ranks that were killed, or else those that failed; not those that lost a peer."""
@@ -72,12 +71,12 @@ def launch(command: Sequence[str], processes: int, restarts: int, stop: Callable
     for attempt in range(restarts + 1):
         codes = run_once(command, processes, stop)
         if codes.is_success:
-            return 0
+            return ExitCode.DONE
         if codes.is_wrong_input:
-            return WRONG_INPUT
+            return ExitCode.WRONG_INPUT
         if stop():  # before the ranks could handle the signal: the last checkpoint has everything
             log.warning("%s while stopping; what was saved before is intact", codes)
-            return 0
+            return ExitCode.DONE
         if attempt < restarts:
             log.warning(
                 "%s; all ranks restart from the last checkpoint (restart %d of %d)", codes, attempt + 1, restarts

@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
+from codistill.errors import unknown
 from codistill.recipes.schema import Recipe
-from codistill.wording import unknown
 
 TOLERATED_LOAD = 1.25
 """Accept up to 25 % more load on the slowest rank in exchange for less gradient traffic."""

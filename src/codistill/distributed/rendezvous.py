@@ -21,8 +21,8 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from codistill.distributed.group import ROOT, ProcessGroup
+from codistill.errors import RunError
 from codistill.log import log
-from codistill.runs.files import RunError
 
 POLL_S = 0.02
 T = TypeVar("T")

@@ -20,11 +20,12 @@ from codistill.engine.runtime import prepared
 from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.engine.state import cohort_of, prepare_training
 from codistill.engine.trainer import Progress, ignore, never, run_training
+from codistill.errors import RunError
 from codistill.log import log
 from codistill.networks.cost import cost, training_passes
 from codistill.recipes import difference
 from codistill.recipes.schema import Recipe
-from codistill.runs.files import RunError, to_json
+from codistill.runs.files import to_json
 from codistill.runs.folder import RunFolder
 
 BY_COST = LayoutRequest()

@@ -1,4 +1,4 @@
-"""How fast the training step is on this machine, what of the machine that uses, and where the time goes."""
+"""The speed of the training step on this machine, its share of the matmul rate, and the time of each part."""
 
 import time
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from codistill.recipes.schema import Recipe
 
 WARM_UP_STEPS = 3
 EPOCH_STEPS = 8
-"""How many different batches are enough: the arithmetic does not depend on what is in them."""
+"""The number of different batches: the arithmetic does not depend on their content."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Bench:
 
     @property
     def share_of_matmul(self) -> float:
-        """Of the rate at which this machine multiplies large matrices, measured beside it."""
+        """The step's FLOP rate as a fraction of this machine's measured rate for large matrix products."""
         return self.images_per_s * self.flops_per_image / self.matmul_flops_per_s
 
 
@@ -53,7 +53,7 @@ def random_data(channels: int, side: int, classes: int, images: int) -> ImageDat
 
 
 def bench(recipe: Recipe, channels: int, side: int, classes: int, steps: int, *, images: int | None = None) -> Bench:
-    """Measure ``steps`` steps of full batches of random images, after everything is compiled and recorded."""
+    """Measure ``steps`` steps of full batches of random images, after everything is compiled and captured."""
     data = random_data(channels, side, classes, images=recipe.batch_size * EPOCH_STEPS)
     with prepared(recipe.runtime) as machine:
         device = machine.device
@@ -80,7 +80,7 @@ def bench(recipe: Recipe, channels: int, side: int, classes: int, steps: int, *,
 
 
 def pace(recipe: Recipe, channels: int, side: int, classes: int, seconds: float) -> tuple[float, str]:
-    """Images a second and the step's path, from as many steps as take about so long: one at least, after two others."""
+    """Measure images per second for about ``seconds``, at least one step after two of warm-up; also the step's path."""
     data = random_data(channels, side, classes, images=recipe.batch_size * EPOCH_STEPS)
     with prepared(recipe.runtime) as machine:
         run = Runner.of(recipe, data, machine)
@@ -111,7 +111,7 @@ class Runner:
         return cls(training, choose_step(training))
 
     def __call__(self, steps: int) -> float:
-        """The seconds they take."""
+        """Run the steps; returns the seconds they take."""
         return self._timed(self._take, steps)
 
     def _take(self, index: int) -> None:
@@ -119,7 +119,7 @@ class Runner:
         self.step(self.plan.step(at.step), self.schedule.context(at))
 
     def parts_ms(self, steps: int) -> dict[str, float]:
-        """By part of the step. A recorded step is recorded again up to the end of each, and differences are taken."""
+        """Milliseconds by part of the step. A captured step is captured up to the end of each part, and subtracted."""
         if isinstance(self.step, CapturedStep):
             until_ms = [0.0, *(self._recorded_ms(self.step, part, steps) for part in PARTS)]
             return {part: after - before for part, (before, after) in zip(PARTS, pairwise(until_ms), strict=True)}
@@ -127,7 +127,7 @@ class Runner:
         return self._plain_parts_ms(self.step, steps)
 
     def _recorded_ms(self, step: CapturedStep, until: str, steps: int) -> float:
-        # One after the other: side by side, a part more can make the whole shorter.
+        # Without overlap: with it, one more part can make the whole shorter.
         recording = step.record(self.plan.step(0), self.schedule.context(Position()), "nothing", until=until)
         self._timed(lambda _: recording.graph.replay(), WARM_UP_STEPS)
         return 1e3 * self._timed(lambda _: recording.graph.replay(), steps) / steps

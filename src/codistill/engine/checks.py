@@ -1,4 +1,4 @@
-"""The images that a training begins with, and what of them only shows once they are read."""
+"""Loading the images of a training, with the checks of a recipe that need the images."""
 
 import torch
 from torch import nn
@@ -12,7 +12,7 @@ from codistill.recipes.schema import Recipe
 
 
 def load_images(recipe: Recipe, given: ImageData | None) -> ImageData:
-    """Those that the recipe names, or somebody's own, refused where the recipe cannot be trained on them."""
+    """Load the recipe's images, or prepare the ``given`` ones; raises ValueError if they do not fit the recipe."""
     data = prepare_own_images(given, recipe) if given else load(recipe.data, seed=recipe.seed)
     if recipe.checkpoints.best and data.validation is None:
         raise ValueError(
@@ -24,7 +24,7 @@ def load_images(recipe: Recipe, given: ImageData | None) -> ImageData:
 
 
 def prepare_own_images(data: ImageData, recipe: Recipe) -> ImageData:
-    """Somebody's own images, prepared as the recipe says; they are never resized, so they must have its size."""
+    """Prepare a caller's own images by the recipe. They are never resized, so they must have its size."""
     settings = recipe.data
     height, width = data.image_size
     if settings.image_size and (height, width) != (settings.image_size, settings.image_size):
@@ -39,7 +39,10 @@ def prepare_own_images(data: ImageData, recipe: Recipe) -> ImageData:
 
 
 def refuse_lone_image(recipe: Recipe, data: ImageData) -> None:
-    """Say before the first step what would end the training at the end of its first epoch, and every time again."""
+    """Raise ValueError if the last batch has one image and a network cannot normalise it.
+
+    Batch normalisation needs more than one value per channel, so the training would end after its first epoch.
+    """
     schedule = TrainingSchedule.of(recipe, len(data.train))
     if schedule.smallest_batch > 1:
         return
@@ -61,7 +64,7 @@ def _learns_from(network: nn.Module, image_1CHW: torch.Tensor) -> bool:
         network.train()(image_1CHW)
     except ValueError as error:
         return "more than 1 value per channel" not in str(error)
-    except RuntimeError:  # somebody's own network that needs numbers
+    except RuntimeError:  # a third-party network that does not run on the meta device
         return True
     return True
 

@@ -1,4 +1,4 @@
-"""How good classifiers are on a labelled set: top-1 and top-5 error, NLL, ECE. Everything is summed on the device."""
+"""The metrics of classifiers on a labelled set: top-1 and top-5 error, NLL, ECE. Everything is summed on the device."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -34,7 +34,7 @@ class Metrics:
 
 @dataclass
 class _Sums:
-    """What one classifier accumulates over the batches."""
+    """The sums of one classifier over the batches."""
 
     wrong1: Tensor
     wrong5: Tensor
@@ -78,30 +78,30 @@ class _Sums:
 @torch.no_grad()
 @without_trials()
 def evaluate(classify: Classify, images: ImageSet, batch_size: int, peers: Peers = ALONE) -> dict[str, Metrics]:
-    """The metrics of every classifier that ``classify`` returns for raw pixels. The device is read once, at the end.
+    """Measure every classifier that ``classify`` returns for raw pixels. The device is read once, at the end.
 
-    Every process classifies its share of the images, and all know the metrics of all of them.
+    Every process classifies its share of the images, and all return the metrics over all images.
     """
     sums: dict[str, _Sums] = {}
     mine = images if peers.share == WHOLE else images.take(torch.tensor(peers.share.range_of(len(images))))
     largest_share = math.ceil(len(images) / peers.share.of)
-    for pixels, labels in as_many(mine.in_batches(batch_size), math.ceil(largest_share / batch_size)):
+    for pixels, labels in pad_batches(mine.in_batches(batch_size), math.ceil(largest_share / batch_size)):
         for name, logits_BC in classify(pixels).items():
             sums.setdefault(name, _Sums.zero(logits_BC.device)).add(logits_BC, labels)
     return {name: total.each(peers.summed).metrics(len(images)) for name, total in sums.items()}
 
 
-def as_many(batches: Iterable[tuple[Tensor, Tensor]], count: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The same number for everybody, the last perhaps without an image: who holds pieces of a network runs it too."""
-    had = 0
+def pad_batches(batches: Iterable[tuple[Tensor, Tensor]], count: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pad with an empty batch up to ``count``, so that all ranks run the same number of forwards (FSDP collectives)."""
+    seen = 0
     for pixels, labels in batches:
-        had += 1
+        seen += 1
         yield pixels, labels
-    if had < count:
+    if seen < count:
         yield pixels[:0], labels[:0]
 
 
 def ensemble(logits: Mapping[str, Tensor]) -> Tensor:
-    """The networks' own classifiers together: the logarithm of their mean probability."""
+    """The log of the mean probability over the networks' final classifiers."""
     finals = [F.log_softmax(tensor.float(), dim=-1) for name, tensor in logits.items() if name.endswith("/final")]
     return torch.stack(finals).logsumexp(dim=0) - math.log(len(finals))

@@ -1,6 +1,7 @@
-"""Who is well in a step: a network that is not finite neither teaches nor learns, and its peers go on without it.
+"""Leaving networks that are not finite out of an update, so that their peers train on undisturbed.
 
-Everything stays on the device, where the step reads it: nobody waits for an answer, and a recorded step replays it.
+``Health`` decides it within the step, on the device: the host never waits for the answer, and a captured step replays
+it. ``Recovery`` acts on what was left out where the host waits for the device anyway, at saves and evaluations.
 Axes: N networks, M classifiers.
 """
 
@@ -13,37 +14,38 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from codistill.cohort import Cohort
+from codistill.errors import RunError
 from codistill.log import log
 from codistill.networks.layers import BatchNorm2d
 from codistill.runs.checkpoint import Snapshot, snapshot
-from codistill.runs.files import RunError
 
 if TYPE_CHECKING:
     from codistill.engine.state import Training
 
 
 @dataclass(frozen=True)
-class Limits:
-    """``frozen`` networks only teach, ``clip_norms`` bound the gradients, ``freezes`` whoever was sick once."""
+class UpdateLimits:
+    """Which networks never learn, the gradient norms to clip to, and whether a skipped network stays frozen."""
 
     frozen: frozenset[str]
     clip_norms: Mapping[str, float]
-    freezes: bool
+    freezes_skipped: bool
 
 
 class Health:
-    """A step calls ``begin``, ``trusted``, ``weigh`` and ``conclude``, in this order; several batches make an update.
+    """A mask over the networks: which of them take part in the current update.
 
-    A skipped update leaves everything of its network as it was: weights, momentum, running statistics, average.
-    Large is not sick: only NaN and infinities are.
+    A step calls ``begin_update``, ``finite_mask``, ``decide_update`` and ``finish_update``, in this order; with
+    accumulation, an update has several batches. A skipped update changes nothing of its network: neither weights nor
+    momentum, running statistics or average. Large values are finite: only NaN and infinities count.
     """
 
-    def __init__(self, cohort: Cohort, classifiers: Sequence[str], limits: Limits, device: torch.device) -> None:
+    def __init__(self, cohort: Cohort, classifiers: Sequence[str], limits: UpdateLimits, device: torch.device) -> None:
         owners = [classifier.partition("/")[0] for classifier in classifiers]
         self.names = tuple(dict.fromkeys([*owners, *cohort.members]))
         self.here = tuple(cohort.members)
-        """Whose weights this process has; of others it knows their logits at most."""
-        self.freezes = limits.freezes
+        """The networks whose weights this process has; of the others it receives logits at most."""
+        self.freezes_skipped = limits.freezes_skipped
         row = {name: index for index, name in enumerate(self.names)}
         size = len(self.names)
         self._network_M = torch.tensor([row[owner] for owner in owners], device=device)
@@ -53,100 +55,100 @@ class Health:
         learning = [name for name in self.here if name not in limits.frozen]
         self._statistics = Statistics({row[name]: cohort.members[name] for name in learning}, device)
 
-        self.well_N = torch.ones(size, dtype=torch.bool, device=device)
-        """Whose logits were finite in every batch of this update; at its end, who takes part in it."""
-        self.frozen_N = torch.zeros_like(self.well_N)
+        self.participates_N = torch.ones(size, dtype=torch.bool, device=device)
+        """Networks with finite logits in every batch of this update; after ``decide_update``, its participants."""
+        self.frozen_N = torch.zeros_like(self.participates_N)
         self.skipped_N = torch.zeros(size, dtype=torch.int64, device=device)
         self.factors_N = torch.ones(size, dtype=torch.float32, device=device)
-        """What this update multiplies gradients by, to clip them; 0 where it leaves a network out."""
+        """The factor that clips each network's gradient in this update; 0 for a network that is left out."""
         self._skips_N = torch.zeros_like(self.factors_N)
         self._zero = self._skips_N.new_zeros(())
         self._divisors_N = torch.ones(size, dtype=torch.float32, device=device)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """What must survive a step, network by network."""
+        """The state that a checkpoint saves, by network."""
         for name in self.here:
             index = self.names.index(name)
             yield f"{name}/skipped", self.skipped_N[index]
             yield f"{name}/frozen", self.frozen_N[index]
 
     def guard(self, optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
-        """Let every optimizer read whether to skip and by what to divide, as torch's scaler for float16 does."""
+        """Give every optimizer the device flags ``found_inf`` and ``grad_scale``, as torch's GradScaler does."""
         for name, optimizer in optimizers.items():
             index = self.names.index(name)
-            switches = {"found_inf": self._skips_N[index]}
+            flags = {"found_inf": self._skips_N[index]}
             if self._clips_N is not None:
-                switches["grad_scale"] = self._divisors_N[index]
-            vars(optimizer).update(switches)
+                flags["grad_scale"] = self._divisors_N[index]
+            vars(optimizer).update(flags)
 
     def factor(self, name: str) -> Tensor:
         return self.factors_N[self.names.index(name)]
 
-    def learned(self, name: str) -> Tensor:
-        """Whether the network took part in the update just made."""
-        return self.well_N[self.names.index(name)]
+    def participates(self, name: str) -> Tensor:
+        """Whether the network takes part in the update, as a flag on the device."""
+        return self.participates_N[self.names.index(name)]
 
     def skipped(self) -> dict[str, int]:
-        """Updates without each network here since the beginning. Waits for the device."""
+        """Count the updates that each network of this process has been left out of. Waits for the device."""
         counts = dict(zip(self.names, self.skipped_N.tolist(), strict=True))
         return {name: counts[name] for name in self.here}
 
     @torch.no_grad()
-    def begin(self) -> None:
-        """Before the first batch of an update: its forward pass changes running statistics before anybody knows."""
-        self.well_N.fill_(True)
+    def begin_update(self) -> None:
+        """Keep the running statistics before the first batch: its forward pass changes them before the decision."""
+        self.participates_N.fill_(True)
         self._statistics.keep()
 
     @torch.no_grad()
-    def trusted(self, logits: Sequence[Tensor], agreed: Callable[[Tensor], Tensor] = lambda flags: flags) -> Tensor:
-        """By classifier, in the objective's order: False for all of a network where one logit is not finite.
+    def finite_mask(self, logits: Sequence[Tensor], agreed: Callable[[Tensor], Tensor] = lambda flags: flags) -> Tensor:
+        """The mask by classifier, in the objective's order: False for a whole network if one logit is not finite.
 
-        ``agreed`` asks those who have the batch's other images; there may be none here.
+        ``agreed`` is the logical AND over the processes that share the batch; this one may have no image of it.
         """
         logits_MBC = torch.stack(list(logits))
         finite_M = logits_MBC.abs().amax(dim=(1, 2)).isfinite() if logits_MBC.numel() else self._network_M >= 0
-        well_N = agreed((finite_M | self._elsewhere_NM).all(dim=1))
-        self.well_N &= well_N
-        return well_N[self._network_M]
+        finite_N = agreed((finite_M | self._elsewhere_NM).all(dim=1))
+        self.participates_N &= finite_N
+        return finite_N[self._network_M]
 
     @torch.no_grad()
-    def weigh(
+    def decide_update(
         self,
         gradients: Mapping[str, Sequence[Tensor]],
         of_whole: Callable[[Tensor, float], Tensor] = lambda norms_N, order: norms_N,
     ) -> None:
-        """When all gradients are there: who takes part in the update, and with which factor.
+        """Decide from the gradients which networks take part in the update, and the factor that clips each.
 
-        ``of_whole`` takes norms to those of whole gradients, where others have pieces of them.
+        ``of_whole`` turns norms of local shards into norms of whole gradients, where the weights are sharded.
         """
-        sizes_N = of_whole(self._each(size_of, gradients), 1.0)
-        self.well_N &= sizes_N.isfinite() & ~self.frozen_N
-        factors_N = self.well_N.float()
+        sizes_N = of_whole(self._each(largest_l1_norm, gradients), 1.0)
+        self.participates_N &= sizes_N.isfinite() & ~self.frozen_N
+        factors_N = self.participates_N.float()
         if self._clips_N is not None:
-            lengths_N = of_whole(self._each(length_of, gradients), 2.0)
+            lengths_N = of_whole(self._each(l2_norm, gradients), 2.0)
             clipped_N = torch.where(lengths_N > self._clips_N, self._clips_N / lengths_N, 1.0)
-            factors_N = torch.where(self.well_N, clipped_N, 0.0)
-            # A length beyond float32 clips to nothing, which is no update either.
-            self.well_N &= factors_N > 0
-            self._divisors_N.copy_(torch.where(self.well_N, 1 / factors_N, 1.0))
+            factors_N = torch.where(self.participates_N, clipped_N, 0.0)
+            # A norm beyond float32 clips the gradient to zero, which is not an update either.
+            self.participates_N &= factors_N > 0
+            self._divisors_N.copy_(torch.where(self.participates_N, 1 / factors_N, 1.0))
         self.factors_N.copy_(factors_N)
-        self._skips_N.copy_(~self.well_N)
+        self._skips_N.copy_(~self.participates_N)
 
     def _each(self, measure: Callable[[Sequence[Tensor]], Tensor], gradients: Mapping[str, Sequence[Tensor]]) -> Tensor:
-        """By network; who only teaches has no gradient."""
+        """A norm by network; a frozen teacher has no gradient."""
         return torch.stack([measure(gradients[name]) if gradients.get(name) else self._zero for name in self.names])
 
     @torch.no_grad()
-    def conclude(self) -> None:
-        """After the update: undo what the forward pass did to networks that are left out, and count them."""
-        self._statistics.put_back_unless(self.well_N)
-        self.skipped_N += ~self.well_N
-        if self.freezes:
-            self.frozen_N |= ~self.well_N
+    def finish_update(self) -> None:
+        """Restore the running statistics of the networks that were left out, and count them."""
+        self._statistics.restore_unless(self.participates_N)
+        self.skipped_N += ~self.participates_N
+        if self.freezes_skipped:
+            self.frozen_N |= ~self.participates_N
 
 
 class Statistics:
-    """The running statistics of the networks that learn, copied together: few kernels for hundreds of buffers."""
+    """The running statistics of the networks that learn, kept and restored together: few kernels for many buffers."""
 
     def __init__(self, members: Mapping[int, nn.Module], device: torch.device) -> None:
         by_dtype: dict[torch.dtype, list[tuple[int, Tensor]]] = {}
@@ -164,9 +166,9 @@ class Statistics:
         for before, buffers in zip(self.before, self.buffers, strict=True):
             torch.cat([buffer.view(-1) for buffer in buffers], out=before)
 
-    def put_back_unless(self, well_N: Tensor) -> None:
+    def restore_unless(self, participates_N: Tensor) -> None:
         for before, buffers, owners in zip(self.before, self.buffers, self.owners, strict=True):
-            chosen = torch.where(well_N[owners], _flat(buffers), before)
+            chosen = torch.where(participates_N[owners], _flat(buffers), before)
             parts = torch.split_with_sizes(chosen, [buffer.numel() for buffer in buffers])
             torch._foreach_copy_([buffer.view(-1) for buffer in buffers], parts)
 
@@ -179,29 +181,30 @@ def _changing_buffers(member: nn.Module) -> Iterable[Tensor]:
     for module in member.modules():
         if isinstance(module, _NormBase):
             for name, buffer in module.named_buffers(recurse=False):
-                if not (isinstance(module, BatchNorm2d) and name == "num_batches_tracked"):  # ours do not count
+                # networks.layers.BatchNorm2d does not count batches.
+                if not (isinstance(module, BatchNorm2d) and name == "num_batches_tracked"):
                     yield buffer
 
 
-def size_of(tensors: Sequence[Tensor]) -> Tensor:
-    """The largest sum of magnitudes: not finite where an element is not, or where it is about to be.
+def largest_l1_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """The largest L1 norm of the tensors: not finite if an element is not, or if the sum overflows.
 
-    The largest element would say it for all numbers, but takes a CPU ten times as long.
+    The largest element would be the exact test, but takes a CPU ten times as long.
     """
     return torch.stack(_norms(tensors, 1.0)).amax()
 
 
-def length_of(tensors: Sequence[Tensor]) -> Tensor:
-    """Of all tensors as one vector."""
-    length: Tensor = torch.linalg.vector_norm(torch.stack(_norms(tensors, 2.0)))
-    return length
+def l2_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """The L2 norm of all tensors as one vector."""
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(_norms(tensors, 2.0)))
+    return norm
 
 
 def _norms(tensors: Sequence[Tensor], order: float) -> list[Tensor]:
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
         by_dtype.setdefault(tensor.dtype, []).append(tensor)
-    # Each type in kernels of its own, and bfloat16 in float32: rounded norms would clip half a per cent too much.
+    # One kernel launch per dtype, and bfloat16 in float32: rounded norms would clip half a per cent too much.
     return [
         norm
         for dtype, group in by_dtype.items()
@@ -210,11 +213,11 @@ def _norms(tensors: Sequence[Tensor], order: float) -> list[Tensor]:
 
 
 class Recovery:
-    """Keeps the state that was last saved, or begun with, to roll single networks back to.
+    """Rolls single networks back to the state of the last save, or to the initial one before the first.
 
-    That copy and not a checkpoint's file: it is in memory for the save as it is, it cannot be damaged, and there is one
-    before the first save. It holds what the newest checkpoint holds, so a continued run rolls back to the same.
-    Not the state before the step, either: keeping that would cost every step more than the update itself.
+    From a copy in memory and not from a checkpoint's file: the save makes the copy anyway, it cannot be damaged, and it
+    exists before the first save. It equals the newest checkpoint, so a continued run rolls back to the same state.
+    A copy before every step instead would cost more than the update itself.
     """
 
     def __init__(self, training: "Training") -> None:
@@ -225,38 +228,39 @@ class Recovery:
     def remember(self, taken: Snapshot) -> None:
         self.good = taken.tensors
 
-    def look(self) -> None:
-        """Report who was left out since the last look, and do what the recipe says; NaN weights always go back.
+    def check(self) -> None:
+        """Log the networks left out since the last check and apply the recipe's policy; NaN weights always roll back.
 
-        Skipping does not heal those. Called before every save, so that no checkpoint holds any.
+        Skipping updates does not heal NaN weights. Called before every save, so that no checkpoint contains any.
         """
         skipped, policy = self.training.health.skipped(), self.training.recipe.sick
         newly = {name: count - self.handled[name] for name, count in skipped.items() if count > self.handled[name]}
-        unsound = self._unsound(skipped)
+        non_finite = self._non_finite(skipped)
         for name, updates in newly.items():
-            if policy != "freeze" or not self.handled[name]:  # a frozen one is left out of all that follow
+            if policy != "freeze" or not self.handled[name]:  # a frozen network is left out of all later updates
                 reason = "its logits or its gradient were not finite"
                 log.warning("network %r was left out of %d updates: %s (sick=%s)", name, updates, reason, policy)
-        if policy == "stop" and (newly or unsound):
+        if policy == "stop" and (newly or non_finite):
             raise RunError(
-                f"network {[*newly, *unsound][0]!r} is not finite (its logits, gradient or weights), and sick=stop; "
+                f"network {[*newly, *non_finite][0]!r} is not finite (its logits, gradient or weights), and sick=stop; "
                 "what was saved before is intact. Try sick=skip, or a lower optimizer.lr, in another folder with --out"
             )
-        for name in dict.fromkeys([*unsound, *(newly if policy == "rollback" else ())]):
+        for name in dict.fromkeys([*non_finite, *(newly if policy == "rollback" else ())]):
             self._roll_back(name)
         self.handled = skipped
 
-    def _unsound(self, names: Collection[str]) -> list[str]:
-        """Whoever holds another piece of a network must come to the same."""
-        sound = torch.tensor([self._is_sound(name) for name in names], device=self.training.machine.device)
-        return [name for name, is_sound in zip(names, self.training.peers.agreed(sound), strict=True) if not is_sound]
+    def _non_finite(self, names: Collection[str]) -> list[str]:
+        """The networks with weights that are not finite, the same list in all processes that hold shards of them."""
+        finite = torch.tensor([self._is_finite(name) for name in names], device=self.training.machine.device)
+        flags = self.training.peers.agreed(finite)
+        return [name for name, is_finite in zip(names, flags, strict=True) if not is_finite]
 
-    def _is_sound(self, name: str) -> bool:
+    def _is_finite(self, name: str) -> bool:
         floats = [tensor for tensor in self.training.tensors_of(name).values() if tensor.is_floating_point()]
-        return bool(size_of(floats).isfinite())
+        return bool(largest_l1_norm(floats).isfinite())
 
     @torch.no_grad()
     def _roll_back(self, name: str) -> None:
         for key, tensor in self.training.tensors_of(name).items():
             tensor.copy_(self.good[key])
-        log.warning("network %r is back at its state of the last save", name)
+        log.warning("network %r is rolled back to its state of the last save", name)

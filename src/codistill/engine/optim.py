@@ -1,4 +1,4 @@
-"""An optimizer for every network, so that each can be left out of an update; the moving average of the weights."""
+"""One optimizer per network, so that each can be left out of an update, and the moving average of the weights."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
@@ -14,11 +14,11 @@ from codistill.engine.schedule import StepContext
 from codistill.recipes.schema import AdamW, Recipe, Sgd, learning_rate
 
 Held = Callable[[Tensor], Tensor]
-"""What a process holds of a network's tensor; see ``Peers.held``."""
+"""A network's tensor to the part of it that this process holds; see ``Peers.held``."""
 
 
 def build_optimizers(recipe: Recipe, cohort: Cohort, machine: Machine, held: Held) -> dict[str, torch.optim.Optimizer]:
-    """The recipe's optimizer for every network that learns; frozen teachers have none."""
+    """Build the recipe's optimizer for every network that learns; frozen teachers have none."""
     learning = recipe.graph.learning_networks
     return {
         name: _optimizer(recipe, name, [held(parameter) for parameter in member.parameters()], machine)
@@ -37,7 +37,7 @@ def _optimizer(recipe: Recipe, name: str, parameters: list[Tensor], machine: Mac
         "base_lr": rate,
         "weight_decay": settings.weight_decay_of.get(name, settings.weight_decay),
     }
-    # Fused ones can be told on the device to skip an update; see engine/health.py.
+    # Fused optimizers read on the device whether to skip an update; see engine/health.py.
     optimizer: torch.optim.Optimizer
     slots: tuple[str, ...]
     match settings:
@@ -58,17 +58,17 @@ def _optimizer(recipe: Recipe, name: str, parameters: list[Tensor], machine: Mac
 
 
 def set_learning_rate(optimizers: Iterable[torch.optim.Optimizer], recipe: Recipe, context: StepContext) -> None:
-    """Bring every network to the schedule's value for this step; with the authors' switch, a drop forgets momentum."""
+    """Set every network's learning rate for this step; with reset_momentum_at_drops, a drop zeroes the momentum."""
     factor = learning_rate(recipe, context.progress)
     is_drop = factor < learning_rate(recipe, context.previous_progress)
-    forgets = isinstance(recipe.optimizer, Sgd) and recipe.optimizer.reset_momentum_at_drops and is_drop
+    resets = isinstance(recipe.optimizer, Sgd) and recipe.optimizer.reset_momentum_at_drops and is_drop
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(group["base_lr"] * factor)
             else:
                 group["lr"] = group["base_lr"] * factor
-        if forgets:
+        if resets:
             for slots in optimizer.state.values():
                 slots["momentum_buffer"].zero_()
 
@@ -76,7 +76,7 @@ def set_learning_rate(optimizers: Iterable[torch.optim.Optimizer], recipe: Recip
 def optimizer_tensors(
     optimizers: Mapping[str, torch.optim.Optimizer], cohort: Cohort, held: Held
 ) -> Iterator[tuple[str, Tensor]]:
-    """Everything the optimizers remember, by parameter name: what a checkpoint saves and restores in place."""
+    """The optimizers' state by parameter name and slot: what a checkpoint saves and restores in place."""
     memory = {parameter: slots for optimizer in optimizers.values() for parameter, slots in optimizer.state.items()}
     for name, parameter in cohort.named_parameters():
         for slot, tensor in memory.get(held(parameter), {}).items():
@@ -93,12 +93,12 @@ class MovingAverage:
 
     @torch.no_grad()
     def update(self, cohort: Cohort, health: Health, held: Held) -> None:
-        """Take in those that learned; whoever was left out may hold NaN, of which no average recovers."""
+        """Average in the networks that took part in the update: a NaN would stay in the average forever."""
         for name, average in self.backbones.items():
-            current, learned = cohort.members[name].backbone.state_dict(), health.learned(name)
+            current, participates = cohort.members[name].backbone.state_dict(), health.participates(name)
             for key, tensor in ((key, held(tensor)) for key, tensor in average.state_dict().items()):
-                sound = torch.where(learned, held(current[key]), tensor)
+                latest = torch.where(participates, held(current[key]), tensor)
                 if tensor.is_floating_point():
-                    tensor.lerp_(sound, 1 - self.decay)
+                    tensor.lerp_(latest, 1 - self.decay)
                 else:
-                    tensor.copy_(sound)
+                    tensor.copy_(latest)

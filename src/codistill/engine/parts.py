@@ -34,7 +34,7 @@ class Functions:
     def of(cls, training: Training, cohort: Cohort, prepare: Prepare) -> "Functions":
         def judge(logits: Mapping[str, Tensor], labels: Tensor) -> Tensor:
             used = training.objective.classifiers
-            trusted_M = training.health.trusted([logits[name] for name in used], training.peers.agreed)
+            trusted_M = training.health.finite_mask([logits[name] for name in used], training.peers.agreed)
             if not len(labels):
                 return nothing_judged(training, logits)
             loss: Loss = training.objective(logits, labels, trusted_M)
@@ -87,7 +87,7 @@ def parts(training: Training, way: Way, draws: Draws, turn: StepContext) -> Iter
     images, labels = way.functions.batch(draws)
     yield "augment"
     if turn.begins_update:
-        training.health.begin()
+        training.health.begin_update()
     with training.machine.autocast():
         logits = way.forward(images, turn)
     yield "forward"
@@ -99,11 +99,11 @@ def parts(training: Training, way: Way, draws: Draws, turn: StepContext) -> Iter
         way.backward(total * (turn.share_of_update * share_of_batch))
     yield "backward"
     if turn.updates:
-        training.health.weigh(gradients(way.cohort, training.peers.held), training.peers.norms_of_whole)
+        training.health.decide_update(gradients(way.cohort, training.peers.held), training.peers.norms_of_whole)
         way.update()
         if training.average:
             training.average.update(training.cohort, training.health, training.peers.held)
-        training.health.conclude()
+        training.health.finish_update()
     yield "update"
 
 

@@ -1,9 +1,8 @@
-"""What a training sees of the processes that train with it: nothing, where it is alone.
+"""The interface between a training and the other processes that train with it; with one process, no-ops.
 
-A network needs of its peers only what they predict. So the step has one place where predictions are completed, between
-the forward passes and the objective, and everything else is computed as if the whole cohort were here. Where processes
-share the batches of one network, what they know of their shares is put together in the same spirit: whether all is
-finite, the sums of the tally and the gradients are those of the whole batch, and every process goes on with them.
+A network needs only its peers' predictions. So the step exchanges predictions in one place, between the forward passes
+and the objective, and computes everything else as if the whole cohort were in this process. Where processes share the
+batches of one network, they reduce the finite masks, the tally and the gradients to those of the whole batch.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,52 +23,52 @@ Look = Callable[[Draws], tuple[Tensor, Tensor]]
 class Peers(Protocol):
     @property
     def words(self) -> tuple[str, ...]:
-        """For the log and the result: how the cohort is spread, if it is."""
+        """How the cohort is distributed, for the log and the result; empty in one process."""
 
     @property
     def recordable(self) -> bool:
-        """Whether a step with these peers can be recorded as a CUDA graph."""
+        """Whether a step with these peers can be captured as a CUDA graph."""
 
     @property
     def share(self) -> Share:
-        """What this process trains on of every batch, and evaluates of every set."""
+        """The part of every batch that this process trains on, and of every set that it evaluates."""
 
     def holds(self, network: str) -> bool:
         """Whether this process trains the network."""
 
     def adopt(self, cohort: Cohort, average: MovingAverage | None) -> None:
-        """Get the networks here ready, before anything else is built that knows their weights."""
+        """Synchronise or shard this process's networks, before optimizers are built from their weights."""
 
     def held(self, tensor: Tensor) -> Tensor:
-        """What this process holds of a network's tensor: all of it, unless others hold the rest."""
+        """The local part of a network's tensor: all of it, unless the weights are sharded."""
 
     def norms_of_whole(self, norms_N: Tensor, order: float) -> Tensor:
-        """By network: from the norms of what is held here of its gradient to those of all of it."""
+        """Norms of whole gradients by network, from the norms of their local shards."""
 
     def following(self, batches: Iterable[Draws], look: Look) -> Iterable[Draws]:
-        """The same batches, by somebody who may look at the next one."""
+        """The same batches; an implementation may look ahead at the next one."""
 
     def run(self, name: str, network: Network, images: Tensor) -> Mapping[str, Tensor]:
-        """The network's logits by exit."""
+        """Run the network; returns its logits by exit."""
 
     def exchange(self, logits: Mapping[str, Tensor], names: Sequence[str]) -> Mapping[str, Tensor]:
-        """The logits of all classifiers in ``names``, in that order: those given, and the others' as constants."""
+        """The logits of all classifiers in ``names``, in that order: those given, and those received as constants."""
 
     def agreed(self, flags: Tensor) -> Tensor:
-        """True where it is so for every share of the batch."""
+        """Logical AND over the shares of the batch."""
 
     def summed(self, numbers: Tensor) -> Tensor:
-        """Over the shares of the batch."""
+        """Sum over the shares of the batch."""
 
     def completing(self, *, share_of_batch: float, updates: bool) -> AbstractContextManager[object]:
-        """A backward pass runs inside; afterwards its traces are the whole batch's, gradients where an update comes."""
+        """Around a backward pass: reduces running statistics, and before an update gradients, over the whole batch."""
 
     def merged(self, by_network: Mapping[str, int]) -> dict[str, int]:
-        """Everybody's numbers of the networks that each holds, for everybody."""
+        """Merge the numbers by network of all processes, in all processes."""
 
 
 class Alone:
-    """The whole cohort and all of every batch is in this process."""
+    """One process with the whole cohort and all of every batch."""
 
     words = ()
     recordable = True

@@ -1,7 +1,7 @@
-"""A run that is being trained: it keeps its folder's recipe, environment, journal, checkpoints, weights and result.
+"""The folder of a run in training: writes its recipe, environment, journal, checkpoints, weights and result.
 
-``journal.jsonl`` holds what was learned and nothing of the clock, so that a continued run's is identical to an
-uninterrupted one's; ``timing.jsonl`` holds the clock. ``result.json`` comes last: where it exists, the run is finished.
+``journal.jsonl`` has metrics and no times, so that a continued run's journal is identical to an uninterrupted one's;
+``timing.jsonl`` has the times. ``result.json`` is written last: where it exists, the run is finished.
 """
 
 import json
@@ -23,13 +23,13 @@ from codistill.data.load import remarks
 from codistill.engine.evaluate import Metrics
 from codistill.engine.runtime import Machine
 from codistill.engine.schedule import Position, TrainingSchedule
+from codistill.errors import RunError
 from codistill.log import log, logging_to
 from codistill.recipes import files
 from codistill.recipes.schema import Recipe
 from codistill.runs import environment
 from codistill.runs.checkpoint import Saver, Snapshot, Store
 from codistill.runs.files import (
-    RunError,
     RunLock,
     explained,
     open_regular,
@@ -45,7 +45,7 @@ from codistill.runs.result import RESULT_FORMAT
 
 
 class State(Protocol):
-    """What a run keeps of a training."""
+    """What run storage needs from a training."""
 
     @property
     def machine(self) -> Machine: ...
@@ -58,7 +58,7 @@ class State(Protocol):
 
 
 class RunStorage(Protocol):
-    """Who keeps a training, as its loop sees it: ``Run``, or one that speaks to it."""
+    """What the loop needs from run storage: ``Run`` in one process; see ``distributed`` for several."""
 
     @property
     def elapsed_s(self) -> float: ...
@@ -72,7 +72,7 @@ class RunStorage(Protocol):
     def save_if_best(self, training: State, position: Position, schedule: TrainingSchedule) -> None: ...
 
     def wait(self) -> None:
-        """Until what was saved is on the disk."""
+        """Return when the last save is on the disk."""
 
     def record(self, epoch: int, learned: Mapping[str, Any], metrics: Mapping[str, Mapping[str, Metrics]]) -> None: ...
 
@@ -80,7 +80,7 @@ class RunStorage(Protocol):
 
 
 class Run:
-    """An open run folder. One process at a time may hold it."""
+    """An open run folder, locked by this process."""
 
     def __init__(self, folder: RunFolder, recipe: Recipe, data: ImageData) -> None:
         self.folder, self.recipe, self.data = folder, recipe, data
@@ -93,9 +93,9 @@ class Run:
     @classmethod
     @contextmanager
     def open(cls, folder: RunFolder, recipe: Recipe, data: ImageData) -> Iterator["Run"]:
-        """Create the folder, or enter it again with the same recipe; another recipe is refused with the difference.
+        """Create the folder, or open it again with the same recipe; raises RunError with the differences otherwise.
 
-        What changes nothing of what is learned, such as the device, may be another: it is logged, and written down.
+        Settings that do not change the result, such as the device, may differ: that is logged and recorded.
         """
         folder.refuse_if_foreign()
         folder.refuse_irregular()
@@ -105,7 +105,7 @@ class Run:
             is_begun = folder.is_begun()
             changed = folder.changes_to(recipe) if is_begun else []
             if not is_begun:
-                # First of all the recipe: it is what makes the folder a run's, should anything die from here on.
+                # The recipe comes first: it marks the folder as a run's, should the process die from here on.
                 write_atomically(folder.recipe, files.dumps(recipe))
                 for stale in (folder.environment, folder.data):
                     stale.unlink(missing_ok=True)
@@ -117,12 +117,12 @@ class Run:
                     run._describe_once()
                     run._log_data()
                     if changed:
-                        log.info("%s goes on with %s", folder.path, "; ".join(changed))
+                        log.info("%s continues with %s", folder.path, "; ".join(changed))
                         write_atomically(folder.recipe, files.dumps(recipe))
                     yield run
 
     def _describe_once(self) -> None:
-        """Note where and on what the run began; other data would continue another training."""
+        """Record the environment and the data when the run begins; raises RunError if the data have changed since."""
         if not self.folder.environment.exists():
             write_json(self.folder.environment, environment.describe())
         report = json.loads(to_json(self.data.report))
@@ -135,7 +135,7 @@ class Run:
             )
 
     def _log_data(self) -> None:
-        """Log what is not as somebody who only knows their images would expect it."""
+        """Log what may surprise a user who only knows the images, and the images that cannot be read."""
         for level, message in remarks(self.data.report):
             log.log(level, "%s", message)
         if skipped := self.data.report.get("skipped"):
@@ -146,11 +146,11 @@ class Run:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds of training, earlier calls included."""
+        """Seconds of training, those before a stop included."""
         return self._elapsed_before_s + time.monotonic() - self._opened_at
 
     def continue_from_newest(self, training: State) -> Position:
-        """Put the newest checkpoint's state into ``training`` and the journals back to its moment."""
+        """Restore the newest checkpoint into ``training`` and truncate the journals to it; returns its position."""
         saved = self.store.newest()
         if saved is None:
             self.journal.truncate_to(0)
@@ -166,12 +166,12 @@ class Run:
         return position
 
     def save_is_due(self) -> bool:
-        """By the clock, and never while the last one is still being written; ``every_s=0`` is after every update."""
+        """Whether ``every_s`` seconds have passed and the last save is written; always with ``every_s=0``."""
         every_s = self.recipe.checkpoints.every_s
         return not every_s or (time.monotonic() - self._saved_at >= every_s and not self.saver.is_busy)
 
     def save(self, training: State, position: Position, schedule: TrainingSchedule) -> Snapshot:
-        """Begin to write a checkpoint; what it will hold. ``wait`` returns when it is on the disk."""
+        """Start to write a checkpoint and return the copy being written; ``wait`` returns when it is on the disk."""
         taken = self._save(self.store, training, position, schedule)
         self._saved_at = time.monotonic()
         return taken
@@ -184,7 +184,7 @@ class Run:
             self.save_best(training, position, schedule)
 
     def is_at_its_best(self) -> bool:
-        """Whether no earlier epoch had a lower validation error, on average of the networks that learn."""
+        """Whether no earlier epoch had a lower validation error, averaged over the networks that learn."""
         learning = self.recipe.graph.learning_networks
         errors = [
             fmean(record["validation"][f"{name}/final"]["top1_error"] for name in learning)
@@ -193,7 +193,7 @@ class Run:
         return errors[-1] <= min(errors)
 
     def save_best(self, training: State, position: Position, schedule: TrainingSchedule) -> None:
-        """Apart from the other checkpoints."""
+        """Save to ``best/``, separate from the other checkpoints."""
         self._save(Store(self.folder.best, keep=1), training, position, schedule)
 
     def _save(self, store: Store, training: State, position: Position, schedule: TrainingSchedule) -> Snapshot:
@@ -206,7 +206,7 @@ class Run:
         return self.saver.save(store, schedule.steps_taken(position), training.tensors(), state)
 
     def record(self, epoch: int, learned: Mapping[str, Any], metrics: Mapping[str, Mapping[str, Metrics]]) -> None:
-        """Write an evaluation down: metrics by split (test, validation) and classifier."""
+        """Append an evaluation to the journal: metrics by split (test, validation) and classifier."""
         measured = {
             split: {name: values.to_dict() for name, values in by_name.items()} for split, by_name in metrics.items()
         }
@@ -214,9 +214,9 @@ class Run:
         self.timing.append({"epoch": epoch, "elapsed_s": round(self.elapsed_s, 3)})
 
     def finish(self, training: State, path: str, processes: Mapping[str, Any] | None = None) -> None:
-        """Write every network's plain weights, then the result; the order makes the result the sign of completeness.
+        """Write every network's shipped weights, then the result, whose existence means that the run is complete.
 
-        ``path`` says how the step was computed, ``processes`` what there is to say of several.
+        ``path`` describes how the step was computed, ``processes`` the layout and traffic of several processes.
         """
         self.saver.wait()
         for name, network in training.shipped().items():
@@ -237,7 +237,7 @@ class Run:
         write_json(self.folder.result, {**self._result(training, path), **several}, sort_keys=False)
 
     def _result(self, training: State, path: str) -> dict[str, Any]:
-        """The last epoch of every network is the result; the best epoch is shown only as such."""
+        """The content of result.json. Each network's result is its last epoch; the best one is named separately."""
         epochs = self.journal.read()
         networks = {}
         for name, network in training.shipped().items():
@@ -268,14 +268,14 @@ class Run:
 
 
 class RegularFileHandler(logging.FileHandler):
-    """Appends to a regular file, or to none."""
+    """Appends to a regular file; links and pipes are refused."""
 
     def _open(self) -> TextIOWrapper:
         return open(self.baseFilename, "a", encoding=self.encoding, opener=open_regular)
 
 
 def log_file(file: Path) -> logging.Handler:
-    """A handler that appends lines with their time."""
+    """Return a handler that appends lines with their time."""
     handler = RegularFileHandler(file)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     return handler

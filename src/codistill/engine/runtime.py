@@ -1,4 +1,4 @@
-"""Where and how a training is computed: device, precision, threads, determinism."""
+"""Device, precision, threads and determinism of a training."""
 
 import os
 from collections.abc import Iterator
@@ -16,13 +16,13 @@ WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 @dataclass(frozen=True)
 class Machine:
-    """The device a run uses and the way it computes there."""
+    """The device and the precision that a run computes with."""
 
     device: torch.device
     precision: str
 
     def autocast(self) -> AbstractContextManager[object]:
-        """What networks run under; weights, objective and optimizer stay in float32."""
+        """The context in which networks run; weights, objective and optimizer stay in float32."""
         if self.precision != "bf16":
             return nullcontext()
         # A cached cast would outlive the captured graph that made it, so the cache is off.
@@ -30,22 +30,22 @@ class Machine:
 
     @property
     def memory_format(self) -> torch.memory_format:
-        # Faster on a CPU too: 0.26 instead of 0.34 s for a step of quickstart with DCM on one core.
+        # Channels last is faster on a CPU too: 0.26 instead of 0.34 s for a step of quickstart with DCM on one core.
         return torch.contiguous_format if self.device.type == "mps" else torch.channels_last
 
     def captures(self, recipe: Recipe) -> bool:
-        """Whether the step is recorded as one CUDA graph; see ``hindrances``."""
-        return self.device.type == "cuda" and recipe.runtime.capture and not hindrances(recipe)
+        """Whether the step is captured as one CUDA graph; see ``capture_obstacles``."""
+        return self.device.type == "cuda" and recipe.runtime.capture and not capture_obstacles(recipe)
 
 
-def hindrances(recipe: Recipe) -> list[str]:
-    """What in a recipe keeps its step from being recorded."""
+def capture_obstacles(recipe: Recipe) -> list[str]:
+    """The settings of a recipe with which its step cannot be captured."""
     accumulates = [f"accumulate={recipe.accumulate}"] if recipe.accumulate > 1 else []
     return accumulates + (["runtime.activation_checkpointing=true"] if recipe.runtime.activation_checkpointing else [])
 
 
 def prepare(runtime: Runtime) -> Machine:
-    """Set torch's global switches as the recipe asks, and say where to compute."""
+    """Set torch's global switches as the recipe asks, and return the device and precision."""
     device = _device(runtime.device)
     if runtime.threads:
         torch.set_num_threads(runtime.threads)
@@ -55,7 +55,7 @@ def prepare(runtime: Runtime) -> Machine:
     torch.backends.cudnn.benchmark = device.type == "cuda" and not runtime.deterministic
     torch.backends.cudnn.benchmark_limit = 0  # try every algorithm, not the ten that are guessed to be best
     precision = _precision(runtime.precision, device.type)
-    # Torch's default is TF32 for convolutions, and its owner may have asked for it elsewhere; who says fp32 gets it.
+    # Torch's default is TF32 for convolutions, and the calling program may have enabled it elsewhere; fp32 means fp32.
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     return Machine(device, precision)
@@ -63,9 +63,9 @@ def prepare(runtime: Runtime) -> Machine:
 
 @contextmanager
 def prepared(runtime: Runtime) -> Iterator[Machine]:
-    """Prepare torch for the block; afterwards put back its settings, random states and environment variables.
+    """``prepare`` as a context manager that restores torch's settings, random states and environment variables.
 
-    Where CUDA was not initialised before the block, its random state is put back only if the block computes there.
+    If CUDA was not initialised before the block, its random state is restored only if the block computes there.
     """
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -98,9 +98,9 @@ def prepared(runtime: Runtime) -> Iterator[Machine]:
 
 @contextmanager
 def without_trials() -> Iterator[None]:
-    """Inside, cuDNN takes the algorithms that it guesses to be best, instead of trying all: for what runs seldom.
+    """Let cuDNN choose algorithms by its heuristics inside the block instead of timing all: for code that runs rarely.
 
-    For a shape that it met here it never tries any later.
+    For shapes first seen inside the block it does not time any later.
     """
     cudnn = torch.backends.cudnn
     benchmark, cudnn.benchmark = cudnn.benchmark, False
@@ -111,7 +111,7 @@ def without_trials() -> Iterator[None]:
 
 
 def _precision(asked: str, device_type: str) -> str:
-    """What is asked for, or what it comes to on this device; slower than it looks only with a word about it."""
+    """The effective precision on this device; warns when it is emulated or unavailable."""
     if asked == "tf32" and device_type != "cuda":
         log.warning("runtime.precision=tf32 is for NVIDIA's GPUs: on %s it is fp32", device_type)
         return "fp32"

@@ -1,4 +1,4 @@
-"""Where a run is, and what each step must know of its place: counted, never accumulated."""
+"""The position of a run, and what a step needs to know about it: computed from counters, never accumulated."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from codistill.recipes.schema import Recipe
 
 @dataclass(frozen=True)
 class Position:
-    """So many whole epochs are done, and so many steps of the next."""
+    """The number of whole epochs done, and of steps in the next."""
 
     epoch: int = 0
     step: int = 0
@@ -17,17 +17,17 @@ class Position:
 
 @dataclass(frozen=True)
 class StepContext:
-    """One step's place in the run."""
+    """What one step needs to know about its place in the run."""
 
     progress: float
-    """Share of the training that is done when the step begins."""
+    """The fraction of the training that is done when the step begins."""
     previous_progress: float
     seed: int
-    """For the step's dropout."""
+    """The seed of the step's dropout."""
     images: int
-    """In the whole batch, of which a process may have a share."""
+    """The images of the whole batch, of which a process may train on a share."""
     share_of_update: float = 1.0
-    """The batch's images as a share of those that its update averages."""
+    """The batch's images as a fraction of all images in its update."""
     begins_update: bool = True
     updates: bool = True
     """Whether the step ends with an update; the last of each ``accumulate`` batches does, and the last of an epoch."""
@@ -35,9 +35,11 @@ class StepContext:
 
 @dataclass(frozen=True)
 class TrainingSchedule:
+    """The lengths of a training, in epochs, steps and images."""
+
     epochs: int
     images: int
-    """In one epoch."""
+    """Per epoch."""
     batch_size: int
     accumulate: int
     seed: int
@@ -48,12 +50,12 @@ class TrainingSchedule:
 
     @property
     def steps_per_epoch(self) -> int:
-        """The short last batch is trained too."""
+        """The number of batches, the short last one included."""
         return math.ceil(self.images / self.batch_size)
 
     @property
     def smallest_batch(self) -> int:
-        """How many images the last has, which all others have too where it is not short."""
+        """The number of images in an epoch's last batch."""
         return self.images % self.batch_size or self.batch_size
 
     @property

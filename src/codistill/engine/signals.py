@@ -1,4 +1,4 @@
-"""How whoever trains hears that it shall stop: the system's signals, handled for a while."""
+"""Signals that ask a training to stop, handled while it runs."""
 
 import signal
 import threading
@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from types import FrameType, TracebackType
 from typing import Self
 
-# Ctrl-C; `kill` and most schedulers; what Slurm is usually told to send before the time is up; a closed terminal.
+# Ctrl-C; `kill` and most schedulers; the usual choice for Slurm to send before the time limit; a closed terminal.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 Handler = Callable[[int, FrameType | None], None]
@@ -15,16 +15,16 @@ Handler = Callable[[int, FrameType | None], None]
 
 @contextmanager
 def handled(handler: Handler) -> Iterator[None]:
-    """Inside, ``handler`` hears the signals that ask to stop; afterwards whoever heard them before does.
+    """Install ``handler`` for the signals that ask to stop, and restore the earlier handlers afterwards.
 
-    Those that are ignored stay so: ``nohup`` and a script's ``&`` have had their reasons. Only the main thread may set
-    handlers: in another, as in a notebook's, signals stay whose they are.
+    Ignored signals stay ignored, as ``nohup`` and a script's ``&`` set them. Only the main thread may set handlers: in
+    another thread, such as a notebook's, nothing is installed.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    heard = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, handler) for number in heard}
+    numbers = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
@@ -33,14 +33,15 @@ def handled(handler: Handler) -> Iterator[None]:
 
 
 class StoppedEarlyError(KeyboardInterrupt):
-    """A stop that came when there was nothing to save yet."""
+    """A stop was requested before there was anything to save."""
 
 
 class StopRequest:
     """``with StopRequest() as stop:`` the first signal makes ``stop()`` true, and the second ends the command at once.
 
-    The first only sets a flag: it may interrupt anything, printing and saving included. But until somebody has asked
-    for the first time nothing has been learned, and reading data or compiling may take minutes: it ends that at once.
+    The first signal only sets a flag, because it may interrupt anything, printing and saving included. But before the
+    first call of ``stop()`` nothing has been trained, and reading data or compiling may take minutes: there it raises
+    StoppedEarlyError at once.
     """
 
     def __init__(self) -> None:

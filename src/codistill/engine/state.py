@@ -1,4 +1,4 @@
-"""Everything that a training step reads and changes, and the sums it keeps on the device."""
+"""Everything that a training step reads and changes: the cohort, its optimizers, and the sums on the device."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping
@@ -12,7 +12,7 @@ from codistill.cohort import Cohort, Member
 from codistill.data.batches import Draws
 from codistill.data.device import OnDevice
 from codistill.data.images import ImageData
-from codistill.engine.health import Health, Limits
+from codistill.engine.health import Health, UpdateLimits
 from codistill.engine.optim import MovingAverage, build_optimizers, optimizer_tensors
 from codistill.engine.peers import ALONE, Peers
 from codistill.engine.runtime import Machine
@@ -23,16 +23,18 @@ from codistill.transfer.objective import Loss, Objective
 LARGE_ENOUGH = 32  # pixels: every built-in family has a feature map left at its last stage
 SHARPENED = 3
 LONG = 10**16
-"""Weights times images of a training: with the paper's recipes and heads 3·10^15 for WRN-28-10 twins on CIFAR, which
-take 47 minutes on an H200, and 2·10^16 for ResNet-50 & ResNet-18 on ImageNet, which take hours. Trials of convolutions
-take ten seconds or more at every start, and gain 2 % of the first; nothing that was seen of smaller ones.
+"""Weights times images of a training, from which on cuDNN times its convolution algorithms instead of guessing.
+
+With the paper's recipes and heads: 3·10^15 for WRN-28-10 twins on CIFAR (47 minutes on an H200), 2·10^16 for ResNet-50
+& ResNet-18 on ImageNet (hours). The trials take ten seconds or more at every start; they gain 2 % on the WRN-28-10
+twins, and no measurable time on smaller networks.
 """
 
 
 class Tally:
-    """Sums since the last evaluation, in one tensor on the device: every term of the loss and the wrong answers.
+    """Sums since the last evaluation, in one tensor on the device: every term of the loss, and the wrong predictions.
 
-    Below each the number of its images, which are fewer where a network was left out of a step.
+    The second row counts the images of each sum, fewer where a network was left out of a step.
     """
 
     def __init__(self, terms: tuple[str, ...], finals: tuple[str, ...], device: torch.device) -> None:
@@ -41,18 +43,18 @@ class Tally:
 
     @torch.no_grad()
     def of_batch(
-        self, loss: Loss, logits: Mapping[str, Tensor], labels: Tensor, trusted: Mapping[str, Tensor]
+        self, loss: Loss, logits: Mapping[str, Tensor], labels: Tensor, finite: Mapping[str, Tensor]
     ) -> Tensor:
-        """What a batch adds to ``sums``."""
+        """The sums of one batch, to be added to ``sums``; ``finite`` is the mask by classifier."""
         hard = labels if labels.ndim == 1 else labels.argmax(dim=-1)
         wrong = torch.stack([(logits[name].argmax(dim=-1) != hard).sum() for name in self.finals])
-        counted_finals = torch.stack([trusted[name] for name in self.finals])
+        counted_finals = torch.stack([finite[name] for name in self.finals])
         images = len(hard)
         counted = torch.cat([loss.counted, counted_finals])
         return torch.stack([torch.cat([loss.values * images, wrong]) * counted, counted * images])
 
     def read(self) -> dict[str, dict[str, float]]:
-        """Mean terms and training errors (%). Waits for the device: call it where an epoch ends."""
+        """Return the mean terms and the training errors in percent. Waits for the device: call it after an epoch."""
         means = [value / images if images else math.nan for value, images in self.sums.T.tolist()]
         split = len(self.terms)
         return {
@@ -63,26 +65,26 @@ class Tally:
 
 @dataclass(frozen=True)
 class Training:
-    """Everything a step reads and changes. ``tensors`` is all of its state: what is saved, restored and put back."""
+    """Everything a step reads and changes. ``tensors`` is all of its state: what is saved and restored."""
 
     recipe: Recipe
     machine: Machine
     cohort: Cohort
     objective: Objective
     optimizers: Mapping[str, torch.optim.Optimizer]
-    """Of every network that learns."""
+    """By network that learns."""
     average: MovingAverage | None
     health: Health
     tally: Tally
     data: OnDevice
     images: int
-    """How many it learns from in an epoch. A benchmark has fewer of its own, which stand in for them."""
+    """The number of training images in an epoch; a benchmark's ``data`` may have fewer, standing in for them."""
     peers: Peers = ALONE
-    """``cohort``, ``optimizers`` and ``average`` are of the networks here; ``objective`` and ``tally`` of all."""
+    """``cohort``, ``optimizers`` and ``average`` cover this process's networks, ``objective`` and ``tally`` all."""
 
     @property
     def classifiers(self) -> list[str]:
-        """Of all networks, wherever they are."""
+        """The names of all classifiers, those of other processes' networks too."""
         exits = self.recipe.graph.exits
         return [f"{name}/{exit}" for name in self.recipe.networks for exit in ("final", *exits[name])]
 
@@ -92,12 +94,12 @@ class Training:
 
     @property
     def is_long(self) -> bool:
-        """Whether what the library's algorithms gain by being tried is more than the time that it takes."""
+        """Whether the training is long enough for trials of cuDNN's algorithms to pay off."""
         weights = sum(weight.numel() for weight in self.cohort.parameters())
         return weights * self.images * self.recipe.length.epochs >= LONG
 
     def tensors(self) -> dict[str, Tensor]:
-        """What this process holds of each."""
+        """All state by its name in a checkpoint; of sharded tensors, this process's part."""
         groups: dict[str, Iterable[tuple[str, Tensor]]] = {
             "cohort": self.cohort.state_dict().items(),
             "optimizer": optimizer_tensors(self.optimizers, self.cohort, self.peers.held),
@@ -109,15 +111,16 @@ class Training:
         return {name: held(tensor) for name, tensor in checkpoint_tensors(groups).items()}
 
     def tensors_of(self, network: str) -> dict[str, Tensor]:
-        """Those that are one network's own."""
+        """The tensors that belong to one network."""
         return tensors_of_network(network, self.tensors())
 
     @torch.no_grad()
     def restore(self, saved: Mapping[str, Tensor]) -> None:
-        """Put saved values into the same memory, so that a recorded step still finds them."""
+        """Copy saved values into the existing tensors, whose addresses a captured step has recorded."""
         tensors = self.tensors()
-        if odd := sorted(tensors.keys() ^ saved.keys()):
-            raise ValueError(f"the checkpoint does not fit this recipe: {len(odd)} tensors differ, first {odd[0]!r}")
+        if unmatched := sorted(tensors.keys() ^ saved.keys()):
+            differ = f"{len(unmatched)} tensors differ, first {unmatched[0]!r}"
+            raise ValueError(f"the checkpoint does not fit this recipe: {differ}")
         for name, tensor in tensors.items():
             if tensor.shape != saved[name].shape:
                 shapes = f"{list(saved[name].shape)}, not {list(tensor.shape)}"
@@ -125,17 +128,17 @@ class Training:
             tensor.copy_(saved[name])
 
     def batch(self, draws: Draws) -> tuple[Tensor, Tensor]:
-        """The step's augmented, normalised images and its labels, hard or soft."""
+        """Augment and normalise the images of a batch; returns them with their labels, hard or soft."""
         images, labels = self.data.augmented(draws, self.recipe.label_smoothing)
         return images.contiguous(memory_format=self.machine.memory_format), labels
 
     def shipped(self) -> dict[str, nn.Module]:
-        """The networks as users get them: without heads, and averaged where the recipe says so."""
+        """The networks as they ship: without heads, and averaged if the recipe says so."""
         backbones: dict[str, nn.Module] = {name: member.backbone for name, member in self.cohort.members.items()}
         return backbones | (dict(self.average.backbones.items()) if self.average else {})
 
     def set_mode(self, *, learning: bool) -> None:
-        """Training mode for the networks that learn; a frozen teacher always stays in evaluation mode."""
+        """Set the networks that learn to training or evaluation mode; a frozen teacher stays in evaluation mode."""
         learns = self.recipe.graph.learning_networks
         for name, member in self.cohort.members.items():
             member.train(learning and name in learns)
@@ -144,9 +147,9 @@ class Training:
 def prepare_training(
     recipe: Recipe, data: ImageData, machine: Machine, peers: Peers = ALONE, *, images: int | None = None
 ) -> Training:
-    """Build the cohort with just the heads that the graph uses, its optimizer and its objective, on the device.
+    """Build the cohort with the heads that the graph uses, its optimizers and its objective, on the device.
 
-    ``images`` is how many ``data`` stand in for, where there are more.
+    ``images`` is the number of training images per epoch if ``data`` only stands in for them.
     """
     graph = recipe.graph
     here = [name for name in recipe.networks if peers.holds(name)]
@@ -154,7 +157,7 @@ def prepare_training(
     image_size = augmentation.crop_size(data.image_size)
     if augmentation.randaugment and min(image_size) < SHARPENED:
         raise ValueError(
-            f"augment.randaugment sharpens by the {SHARPENED}×{SHARPENED} pixels around each, and these images have "
+            f"augment.randaugment sharpens with a {SHARPENED}×{SHARPENED} kernel, and these images have "
             f"{image_size[0]}×{image_size[1]}; take larger ones with data.image_size, or augment.randaugment=0"
         )
     cohort = cohort_of(recipe, data.num_classes, data.channels, image_size=image_size, only=here)
@@ -171,7 +174,7 @@ def prepare_training(
     peers.adopt(cohort, average)
     optimizers = build_optimizers(recipe, cohort, machine, peers.held)
     clip_norms = {name: clip for name in learning if (clip := recipe.optimizer.clip_norm_for(name))}
-    limits = Limits(frozenset(graph.frozen), clip_norms, freezes=recipe.sick == "freeze")
+    limits = UpdateLimits(frozenset(graph.frozen), clip_norms, freezes_skipped=recipe.sick == "freeze")
     health = Health(cohort, objective.classifiers, limits, machine.device)
     health.guard(optimizers)
     training = Training(
@@ -199,9 +202,10 @@ def cohort_of(
     image_size: tuple[int, int] | None = None,
     only: Collection[str] | None = None,
 ) -> Cohort:
-    """All of its networks, or ``only`` some, as they are before they learn; on whatever device is current.
+    """Build the recipe's networks, or ``only`` some, untrained, with the heads that its graph uses.
 
-    Where ``image_size`` (height, width) is given, images that a network cannot take are refused.
+    They are built on torch's current default device. With ``image_size`` (height, width), raises ValueError if a
+    network cannot take images of that size.
     """
     networks = {name: network for name, network in recipe.networks.items() if only is None or name in only}
     cohort = Cohort(
@@ -216,13 +220,13 @@ def cohort_of(
     )
     if image_size is not None and min(image_size) < LARGE_ENOUGH:
         for name, network in networks.items():
-            _refuse_vanishing(cohort.members[name], f"networks.{name}={network}", (in_channels, *image_size))
+            _refuse_too_small(cohort.members[name], f"networks.{name}={network}", (in_channels, *image_size))
     return cohort
 
 
 @torch.no_grad()
-def _refuse_vanishing(member: Member, words: str, shape: tuple[int, int, int]) -> None:
-    """Images so small that nothing is left for a stage to pool: one is tried."""
+def _refuse_too_small(member: Member, label: str, shape: tuple[int, int, int]) -> None:
+    """Run one image; raises ValueError if it is so small that a stage has no pixels left."""
     member.eval()
     try:
         member(torch.zeros(1, *shape))
@@ -230,7 +234,7 @@ def _refuse_vanishing(member: Member, words: str, shape: tuple[int, int, int]) -
         _, height, width = shape
         reason = str(error).splitlines()[0]
         raise ValueError(
-            f"{words} cannot take images of {height}×{width} pixels ({reason}); take larger ones with data.image_size "
+            f"{label} cannot take images of {height}×{width} pixels ({reason}); take larger ones with data.image_size "
             "and augment.crop, or another network"
         ) from error
     member.train()

@@ -9,7 +9,7 @@ from typing import Protocol
 from codistill.data.batches import Draws
 from codistill.engine.fast.capture import CapturedStep
 from codistill.engine.parts import FunctionsBySize, PlainWay, Way, parts
-from codistill.engine.runtime import hindrances
+from codistill.engine.runtime import capture_obstacles
 from codistill.engine.schedule import StepContext
 from codistill.engine.state import Training
 from codistill.log import log
@@ -43,6 +43,6 @@ def choose_step(training: Training) -> Step:
     if machine.captures(recipe) and training.peers.recordable:
         return CapturedStep(training, ", ".join([*path, "captured as one CUDA graph"]))
     if machine.device.type == "cuda" and recipe.runtime.capture:
-        reasons = [*hindrances(recipe), *training.peers.words]
+        reasons = [*capture_obstacles(recipe), *training.peers.words]
         log.warning("with %s the step cannot be captured, so it is slower", " and ".join(reasons))
     return PlainStep(training, ", ".join([*path, "step by step"]))

@@ -1,8 +1,8 @@
 """The loop: start reading here.
 
-``train`` is a generator that yields after every evaluation. Whoever drives it (the command line, a notebook, a study)
-may stop and call it again later with the same folder: it continues, bit for bit, as if it had never stopped, because
-every random draw is a function of the seed and of the position. (On a GPU that takes ``runtime.deterministic=true``.)
+``train`` is a generator that yields after every evaluation. Its caller (the command line, a notebook, a study) may stop
+and call it again later with the same folder: it continues, bit for bit, as if it had never stopped, because every
+random draw is a function of the seed and of the position. (On a GPU that takes ``runtime.deterministic=true``.)
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ from codistill.runs.folder import RunFolder
 
 @dataclass(frozen=True)
 class Progress:
-    """What is known after an evaluation; errors in percent."""
+    """The state of a training after an evaluation; errors in percent."""
 
     epoch: int
     epochs: int
@@ -43,7 +43,7 @@ class Progress:
 
 
 class StoppedError(Exception):
-    """Somebody asked to stop in the middle of an evaluation."""
+    """A stop was requested in the middle of an evaluation."""
 
 
 def never() -> bool:
@@ -65,8 +65,8 @@ def train(
     """Train ``recipe`` in the folder ``out``, from the start or from where an earlier call left off.
 
     ``data`` replaces the images that the recipe names; its limits and wrong labels still apply. ``stop`` is asked after
-    every update and before every batch of an evaluation: when it says so, the run is saved and the generator ends.
-    ``heartbeat`` hears of every step. Runs save every ``checkpoints.every_s`` seconds, at the end, and when the
+    every update and before every batch of an evaluation: when it returns True, the run is saved and the generator ends.
+    ``heartbeat`` is called after every step. Runs save every ``checkpoints.every_s`` seconds, at the end, and when the
     generator is closed.
     """
     folder = RunFolder(Path(out))
@@ -88,6 +88,7 @@ def run_training(
     stop: Callable[[], bool],
     heartbeat: Callable[[Position, TrainingSchedule], None],
 ) -> Iterator[Progress]:
+    """Train from the newest checkpoint to the end; yields after every evaluation."""
     recipe = training.recipe
     position = run.continue_from_newest(training)
     recovery = Recovery(training)
@@ -95,7 +96,7 @@ def run_training(
     log.info("%s on %s: %s", recipe.name, training.machine.device, step.path)
 
     def save() -> None:
-        recovery.look()
+        recovery.check()
         recovery.remember(run.save(training, position, schedule))
 
     while position.epoch < schedule.epochs:
@@ -115,10 +116,10 @@ def run_training(
                 return
         last_step, position = position, Position(position.epoch + 1)
         if evaluates(recipe, position.epoch):
-            recovery.look()
+            recovery.check()
             try:
                 progress = conclude_epoch(run, training, position, schedule, stop)
-            except StoppedError:  # whoever continues evaluates this epoch again, from the start
+            except StoppedError:  # a continued run evaluates this epoch again, from the start
                 position = last_step
                 save()
                 run.wait()
@@ -135,7 +136,7 @@ def run_training(
 
 
 def draw_epoch(training: Training, epoch: int) -> EpochPlan:
-    """Every random draw of the epoch: its order, crops, flips, mixing."""
+    """Make every random draw of the epoch: its order, crops, flips, mixing."""
     train = training.data.splits["train"]
     height, width = train.pixels.shape[-2:]
     plan = plan_epoch(
@@ -156,7 +157,7 @@ def evaluates(recipe: Recipe, epochs_done: int) -> bool:
 def conclude_epoch(
     run: RunStorage, training: Training, position: Position, schedule: TrainingSchedule, stop: Callable[[], bool]
 ) -> Progress:
-    """Evaluate, write it down, and keep it if it is the best; the next epoch begins with empty sums."""
+    """Evaluate, record the metrics, save the checkpoint if it is the best, and reset the sums."""
     metrics = measure(training, position.epoch, stop)
     learned = training.tally.read()
     training.tally.sums.zero_()
@@ -179,7 +180,7 @@ def conclude_epoch(
 
 
 def measure(training: Training, epochs_done: int, stop: Callable[[], bool] = never) -> dict[str, dict[str, Metrics]]:
-    """Metrics by split and classifier: the networks as shipped; now and then every classifier, and the ensemble."""
+    """Measure the shipped networks; every ``all_every_epochs``, all classifiers and the ensemble. By split and name."""
     recipe, data = training.recipe, training.data
     everything = epochs_done % recipe.evaluation.all_every_epochs == 0 or epochs_done == recipe.length.epochs
     shipped = training.shipped()
@@ -191,8 +192,8 @@ def measure(training: Training, epochs_done: int, stop: Callable[[], bool] = nev
         with training.machine.autocast():
             logits = training.cohort(images) if everything else {}
             # A moving average ships without heads, so auxiliary classifiers are those of the network that learns.
-            ahead = {} if everything and not training.average else shipped
-            finals = {f"{name}/final": network(images) for name, network in ahead.items()}
+            separate = {} if everything and not training.average else shipped
+            finals = {f"{name}/final": network(images) for name, network in separate.items()}
         names = training.classifiers if everything else training.finals
         known = training.peers.exchange({**logits, **finals}, names)
         return {**known, **({"ensemble": ensemble(known)} if everything else {})}

@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from codistill.data.decoder import Resize
-from codistill.runs.files import TEMPORARY, RunError, explained, read_json, write_atomically, write_json
+from codistill.errors import RunError
+from codistill.runs.files import TEMPORARY, explained, read_json, write_atomically, write_json
 from codistill.runs.folder import RunFolder
 
 LABELS, PREPROCESSING, CARD, MANIFEST = "labels.json", "preprocessing.json", "MODEL_CARD.md", "export.json"

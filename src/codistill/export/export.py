@@ -9,12 +9,12 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import codistill
+from codistill.errors import number
 from codistill.export import bundle, formats
 from codistill.export.formats import Format
 from codistill.export.network import History, Shipped, take_out
 from codistill.export.proofs import Proof, prove
 from codistill.runs.files import write_atomically, write_json
-from codistill.wording import number
 
 SHOWN_CLASSES = 20
 

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from codistill.data.images import ImageData
+from codistill.errors import install_hint, unknown
 from codistill.networks.families import architecture
 from codistill.runs.files import to_json
 from codistill.runs.weights import load_strictly
-from codistill.wording import install_hint, unknown
 
 if TYPE_CHECKING:
     import onnx

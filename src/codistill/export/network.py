@@ -17,6 +17,7 @@ from codistill.data.images import ImageData
 from codistill.data.load import load
 from codistill.engine.schedule import Position
 from codistill.engine.state import cohort_of
+from codistill.errors import unknown
 from codistill.export.formats import Identity, read_weights
 from codistill.recipes import files
 from codistill.recipes.schema import Augment, Recipe
@@ -32,7 +33,6 @@ from codistill.runs.weights import (
     shipped_weights,
     ships_average,
 )
-from codistill.wording import unknown
 
 
 @dataclass(frozen=True)

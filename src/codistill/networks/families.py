@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from codistill.errors import did_you_mean, install_hint, unknown
 from codistill.networks.adapters.naming import is_foreign, parse_foreign
-from codistill.wording import did_you_mean, install_hint, unknown
 
 if TYPE_CHECKING:
     from codistill.networks.backbone import Architecture

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 from torch import nn
 
+from codistill.errors import unknown
 from codistill.networks.backbone import Architecture, Backbone, Exit
 from codistill.networks.heads import HEAD_KINDS, apfc, classifier, describe_apfc
 from codistill.networks.layers import Conv2d
-from codistill.wording import unknown
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from codistill.errors import unknown
 from codistill.recipes.errors import Contradiction, Path
 from codistill.transfer import methods
-from codistill.wording import unknown
 
 if TYPE_CHECKING:
     from codistill.recipes.schema import Recipe

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from pydantic_core import ErrorDetails
 
+from codistill.errors import did_you_mean, unknown
 from codistill.recipes.shape import Model, by_kind, keys, sections
-from codistill.wording import did_you_mean, unknown
 
 Path = tuple[str | int, ...]
 

@@ -7,13 +7,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from codistill.errors import unknown
 from codistill.networks.families import RESERVED, parse
 from codistill.recipes.consistency import contradictions
 from codistill.recipes.datasets import DATASETS, NUMBERS
 from codistill.recipes.errors import Contradiction, InconsistentError, Path, RecipeError, described, problems
 from codistill.transfer import methods
 from codistill.transfer.graph import Outline, TransferGraph
-from codistill.wording import unknown
 
 
 def _network(name: str) -> str:

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from codistill.errors import RunError
 from codistill.recipes import files
 from codistill.recipes.schema import Recipe
-from codistill.runs.files import RunError, open_regular, read_json
+from codistill.runs.files import open_regular, read_json
 from codistill.runs.folder import MAX_BYTES, RunFolder
 from codistill.runs.journal import MAX_LINE_BYTES
 from codistill.runs.result import Result, parse_result, read_result_content

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
+from codistill.errors import RunError
 from codistill.log import log
 from codistill.runs.files import (
     TEMPORARY,
-    RunError,
     explained,
     open_regular,
     read_json,

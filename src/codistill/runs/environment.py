@@ -1,4 +1,4 @@
-"""What a run ran on, for the reader of its result. No paths, no user names, no network, and it never fails."""
+"""A description of the machine and software of a run, without paths, user names or network access. Never fails."""
 
 import os
 import platform
@@ -14,7 +14,7 @@ from codistill.hardware import cores
 
 
 def describe() -> dict[str, Any]:
-    """Versions, machine, commit and command line; None for what cannot be found out."""
+    """Versions, machine, commit and command line; None for facts that cannot be determined."""
     facts: dict[str, Callable[[], object]] = {
         "codistill": lambda: version("codistill"),
         "python": platform.python_version,
@@ -35,7 +35,7 @@ def describe() -> dict[str, Any]:
 
 
 def _or_none(fact: Callable[[], object]) -> object:
-    """Whatever goes wrong here, broken drivers included, must not stop a training."""
+    """Return None on any error: broken drivers must not stop a training."""
     try:
         return fact()
     except Exception:
@@ -77,9 +77,9 @@ def _cudnn() -> int | None:
 
 
 def _commit(source: Path = Path(__file__)) -> str:
-    """The commit this code belongs to; an installed copy inside somebody's repository is not of that repository.
+    """The commit of this code; an installed copy inside another repository does not get that repository's commit.
 
-    Where a copy runs without its repository, on a cluster or in a container, $CODISTILL_COMMIT may say it.
+    For a copy without its repository, on a cluster or in a container, set $CODISTILL_COMMIT.
     """
     if named := os.environ.get("CODISTILL_COMMIT"):
         return named
@@ -97,7 +97,7 @@ def _git(source: Path, *arguments: str) -> str:
 
 
 def _output(*command: str, folder: Path | None = None) -> str:
-    """A program's answer. GIT_DIR and its kin, set inside git's hooks, would name another repository."""
+    """The output of a program. GIT_DIR and similar variables, set inside git hooks, would name another repository."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     environment["GIT_OPTIONAL_LOCKS"] = "0"
     ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=10, check=True)
@@ -109,7 +109,7 @@ _PATH = re.compile(r"(?<![\w.-])[/~]|\.\./")
 
 
 def _command() -> list[str]:
-    """The command line with "<path>" for paths outside the working folder, and for what names the user's home."""
+    """The command line, with "<path>" for paths outside the working folder or with the user's name."""
     return [Path(sys.argv[0]).name, *map(_without_paths, sys.argv[1:])]
 
 

@@ -1,10 +1,10 @@
-"""The small files of a run's folder: written whole or not at all, read with a bound, by one writer at a time.
+"""The small files of a run's folder: atomic writes, bounded reads, and a lock for one writer at a time.
 
 All are opened by ``open_regular``, so that a run's folder from elsewhere cannot lead out of itself by a symbolic link,
-or let a process wait for a named pipe.
+or block a process on a named pipe.
 
-Imports no torch. What the operating system refuses becomes a ``RunError`` that says what to do; in every such case
-what was written before is still there, because nothing is ever written in place.
+Errors of the operating system become a ``RunError`` that says what to do. Files are never overwritten in place, so
+everything written before is intact then. Imports no torch.
 """
 
 import errno
@@ -21,10 +21,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-TEMPORARY = ".tmp-"  # whatever bears this prefix was never finished, or is being thrown away
+from codistill.errors import RunError
+
+TEMPORARY = ".tmp-"  # the prefix of files and folders that are unfinished or being removed
 MARGIN_BYTES = 16 * 2**20  # left free beside a checkpoint, so that the journal and the result still fit
 
-_GONE = "it is not there, or no longer; choose a folder that exists and run the same command again"
+_GONE = "it does not exist, or no longer; choose a folder that exists and run the same command again"
 _REFUSED = "it is read-only or not yours; make it writable or choose another folder with --out"
 _FULL = "no space left; free some and run the same command again"
 _WHAT_TO_DO = {
@@ -48,13 +50,9 @@ _KINDS = {
 }
 
 
-class RunError(ValueError):
-    """The run cannot go on, through no fault of the recipe; what it saved before is intact."""
-
-
 @contextmanager
 def explained(folder: Path, doing: str) -> Iterator[None]:
-    """Turn what the operating system refuses into an error that names the folder and says what to do."""
+    """Turn an OSError into a RunError that names the folder and says what to do."""
     try:
         yield
     except OSError as error:
@@ -64,13 +62,13 @@ def explained(folder: Path, doing: str) -> Iterator[None]:
 
 
 def open_regular(path: str | Path, flags: int, *, follow_links: bool = False) -> int:
-    """Open a regular file and return its descriptor; anything else is refused by name. An ``opener`` for ``open``.
+    """Open a regular file and return its descriptor; raises RunError for anything else. An ``opener`` for ``open``.
 
     ``follow_links`` is for files that a user named, which may be links; inside a run's folder none are followed.
     """
     path = Path(path)
     refuse_unless(stat.S_IFREG, path, follow_links=follow_links)
-    # Again for what may have taken its place since: O_NONBLOCK, because opening a named pipe waits for its other end.
+    # Checked again after opening, since the file may have been replaced. O_NONBLOCK: opening a named pipe would block.
     descriptor = os.open(path, flags | os.O_NONBLOCK | (0 if follow_links else os.O_NOFOLLOW), 0o666)
     try:
         _refuse_kind(path, os.fstat(descriptor).st_mode, stat.S_IFREG)
@@ -81,7 +79,7 @@ def open_regular(path: str | Path, flags: int, *, follow_links: bool = False) ->
 
 
 def refuse_unless(kind: int, path: Path, *, follow_links: bool = False) -> None:
-    """Raise where ``path`` is there and not of this kind: ``stat.S_IFREG`` or ``stat.S_IFDIR``."""
+    """Raise RunError if ``path`` exists and is not of this kind: ``stat.S_IFREG`` or ``stat.S_IFDIR``."""
     try:
         mode = path.stat(follow_symlinks=follow_links).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -98,7 +96,7 @@ def _refuse_kind(path: Path, mode: int, kind: int) -> None:
 
 
 def require_space(folder: Path, needed_bytes: int) -> None:
-    """Refuse, before anything is touched, what would fill the disk half way through."""
+    """Raise RunError before anything is written if the disk has too little free space."""
     free = shutil.disk_usage(folder).free
     if free < needed_bytes + MARGIN_BYTES:
         raise RunError(
@@ -118,7 +116,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Write a file and wait until the disk has it; a crash on the way leaves a part of it under this name."""
+    """Write a file and fsync it; a crash in between leaves a partial file."""
     with open(path, "wb", opener=open_regular) as file:
         file.write(content)
         file.flush()
@@ -126,7 +124,7 @@ def write_durably(path: Path, content: bytes) -> None:
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
-    """Replace a file by its new content: whoever looks, and whatever dies, finds the old one or the new one."""
+    """Replace a file's content: a reader, or a crash at any instant, finds either the old content or the new."""
     temporary = path.with_name(f"{TEMPORARY}{path.name}-{os.getpid()}")
     with explained(path.parent, f"write {path.name}"):
         try:
@@ -138,7 +136,7 @@ def write_atomically(path: Path, content: bytes | str) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what a process that died left unfinished. Only for the one that holds the run's lock."""
+    """Remove the unfinished files of a process that died. Only the holder of the run's lock may call this."""
     for leftover in sorted(folder.glob(f"{TEMPORARY}*")):
         if leftover.is_dir() and not leftover.is_symlink():
             shutil.rmtree(leftover)
@@ -147,9 +145,9 @@ def sweep(folder: Path) -> None:
 
 
 def to_json(value: object, indent: int | None = None, *, sort_keys: bool = True) -> str:
-    """The one way a value is written: floats in full; NaN and infinities, which JSON lacks, are null.
+    """Serialise a value: floats in full; NaN and infinities, which JSON lacks, as null.
 
-    Sorted keys make bytes comparable; what holds a recipe keeps the order, because kd's teacher is the first network.
+    Sorted keys make bytes comparable; files with a recipe keep the order, because kd's teacher is the first network.
     """
     return json.dumps(_finite(value), sort_keys=sort_keys, allow_nan=False, ensure_ascii=False, indent=indent)
 
@@ -169,7 +167,7 @@ def write_json(path: Path, value: object, *, sort_keys: bool = True) -> None:
 
 
 def read_json(path: Path, max_bytes: int = 2**20, *, follow_links: bool = False) -> Any:
-    """Read a file that may be anything by now: not larger than expected, a regular file, and JSON."""
+    """Read a JSON file; raises RunError if it is too large, not a regular file, or not JSON."""
     opener = partial(open_regular, follow_links=follow_links)
     with explained(path.parent, f"read {path.name}"), open(path, "rb", opener=opener) as file:
         content = file.read(max_bytes + 1)
@@ -182,7 +180,7 @@ def read_json(path: Path, max_bytes: int = 2**20, *, follow_links: bool = False)
 
 
 class RunLock:
-    """One writer per run: ``with RunLock(folder):``. The kernel releases it when the process ends, however it ends.
+    """One writer per run: ``with RunLock(folder):``. The kernel releases the lock when the process ends in any way.
 
     The lock file stays: removing it would let two processes lock two files of the same name.
     """

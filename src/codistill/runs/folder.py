@@ -6,10 +6,11 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from codistill.errors import RunError
 from codistill.recipes import files
 from codistill.recipes.overrides import WHERE_AND_HOW, difference, is_below, key_of
 from codistill.recipes.schema import Recipe
-from codistill.runs.files import TEMPORARY, RunError, RunLock, refuse_unless
+from codistill.runs.files import TEMPORARY, RunLock, refuse_unless
 
 MAX_BYTES = 256 * 2**20  # of result.json and data.json, which names every image that was skipped
 

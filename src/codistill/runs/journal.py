@@ -1,7 +1,7 @@
 """The journal of a run: one JSON object per line, appended, each line on the disk before the call returns.
 
-Its bytes follow from the records alone: keys sorted, floats in full, no clock. So the journal of a run that was
-stopped and continued is the uninterrupted one's, byte for byte. What the clock says goes to a second journal,
+Its bytes are a function of the records alone: keys sorted, floats in full, no times. So the journal of a run that was
+stopped and continued is identical to the uninterrupted one's, byte for byte. Times go to a second journal,
 ``timing.jsonl``. NaN and infinities, which JSON lacks, are written as null.
 """
 
@@ -12,14 +12,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from codistill.errors import RunError
 from codistill.log import log
-from codistill.runs.files import RunError, explained, open_regular, sync_folder, to_json
+from codistill.runs.files import explained, open_regular, sync_folder, to_json
 
 MAX_LINE_BYTES = 16 * 2**20
 
 
 class Journal:
-    """Opened to be continued; a last line that a crash cut was never promised to anybody and is dropped."""
+    """A journal opened for appending; a last line that a crash cut short is dropped."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -35,23 +36,23 @@ class Journal:
             start = file.seek(max(0, self.length - MAX_LINE_BYTES))
             tail = file.read(MAX_LINE_BYTES)
         if tail and not tail.endswith(b"\n"):
-            log.warning("%s: the last line was cut in the middle and is dropped", self.path)
+            log.warning("%s: the last line is incomplete and is dropped", self.path)
             self._cut(start + tail.rfind(b"\n") + 1)
 
     @property
     def length(self) -> int:
-        """In bytes; what a checkpoint records."""
+        """The length in bytes, which a checkpoint records."""
         return os.fstat(self._file.fileno()).st_size
 
     def append(self, record: Mapping[str, object]) -> None:
-        """Add a line; when this raises, the journal is as it was."""
+        """Append a line; if this raises, the journal is unchanged."""
         line = (to_json(dict(record)) + "\n").encode()
         if len(line) > MAX_LINE_BYTES:
             raise ValueError(f"a journal's line may have {MAX_LINE_BYTES:,} bytes; this record has {len(line):,}")
         before = self.length
         with explained(self.path.parent, f"write {self.path.name}"):
             try:
-                while line:  # unbuffered: a buffer would write what failed again when it is closed
+                while line:  # unbuffered: a buffer would repeat a failed write when it is closed
                     line = line[self._file.write(line) :]
                 os.fsync(self._file.fileno())
             except BaseException:
@@ -59,7 +60,7 @@ class Journal:
                 raise
 
     def truncate_to(self, length: int) -> None:
-        """Forget what was written after the checkpoint that recorded this length."""
+        """Remove everything written after the checkpoint that recorded this length."""
         with (
             explained(self.path.parent, f"continue {self.path.name}"),
             open(self.path, "rb", opener=open_regular) as file,
@@ -68,8 +69,8 @@ class Journal:
             ends_a_line = length == 0 or file.read(1) == b"\n"
             if not 0 <= length <= self.length or not ends_a_line:
                 raise RunError(
-                    f"{self.path} is not the journal that belongs to the checkpoint: a line ends at byte {length:,} of "
-                    f"that one, and this has {self.length:,} bytes; put the right one back or choose another --out"
+                    f"{self.path} is not the journal that belongs to the checkpoint, in which a line ends at byte "
+                    f"{length:,}; this one has {self.length:,} bytes. Put the right one back or choose another --out"
                 )
             self._cut(length)
 
@@ -93,7 +94,7 @@ class Journal:
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
-    """All records. A last line cut in the middle is left out with a warning; any other bad line is an error."""
+    """Read all records. An incomplete last line is skipped with a warning; any other bad line raises RunError."""
     records = []
     with explained(path.parent, f"read {path.name}"), open(path, "rb", opener=open_regular) as file:
         for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), start=1):
@@ -106,5 +107,5 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
             elif line.endswith(b"\n") or len(line) > MAX_LINE_BYTES:
                 raise RunError(f"{path}, line {number}: not a JSON object; the journal is damaged")
             else:
-                log.warning("%s, line %d: the last line was cut in the middle and is left out", path, number)
+                log.warning("%s, line %d: the last line is incomplete and is skipped", path, number)
     return records

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from codistill.errors import RunError
 from codistill.recipes import files
 from codistill.recipes.schema import Recipe
-from codistill.runs.files import RunError, read_json
+from codistill.runs.files import read_json
 from codistill.runs.folder import MAX_BYTES, RunFolder
 
 RESULT_FORMAT = 1

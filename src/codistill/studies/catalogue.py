@@ -3,12 +3,12 @@
 from collections.abc import Callable, Mapping
 
 from codistill import recipes
+from codistill.errors import unknown
 from codistill.networks.families import title
 from codistill.recipes import Recipe
 from codistill.studies import paper
 from codistill.studies.rows import LABELS, THREE, THREE_CONTRASTS, group, method_rows, noise_rows, pair_rows
 from codistill.studies.study import Row, Study
-from codistill.wording import unknown
 
 
 def demo() -> Study:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from codistill.errors import ExitCode
 from codistill.runs.result import Result, read_result
 from codistill.studies import catalogue
 from codistill.studies.output import print_report, print_table, write
@@ -13,11 +14,9 @@ from codistill.studies.planning import Pace, plan_table, share_machine, to_do
 from codistill.studies.progress import Board
 from codistill.studies.published import publish_all, tables_from
 from codistill.studies.report import Results, build
-from codistill.studies.runner import STOPPED, Command, Failure, Outcome, run_all, train_command
+from codistill.studies.runner import Command, Failure, Outcome, run_all, train_command
 from codistill.studies.runs import Plan, plan_runs, require_data
 from codistill.studies.study import Study
-
-DONE, FAILED = 0, 1
 
 
 def run_study(
@@ -50,7 +49,7 @@ def run_study(
     planned = plan_runs(study, chosen_seeds, overrides, out, threads)
     if plan:
         print_table(plan_table(study, planned, crowd.size, Pace.of(planned)), console)
-        return DONE
+        return ExitCode.DONE
     require_data(planned.runs)
     _announce(study, planned, crowd.size, console)
     display = Board(planned.runs, console)
@@ -107,8 +106,8 @@ def _conclude(outcome: Outcome, planned: Plan, again: str, console: Console) -> 
             f"\n{unfinished} of {len(planned.runs)} runs are not finished. To continue them:\n  {again}", soft_wrap=True
         )
     if failures:
-        return FAILED
-    return STOPPED if unfinished else DONE
+        return ExitCode.FAILED
+    return ExitCode.STOPPED if unfinished else ExitCode.DONE
 
 
 def _print_failure(failure: Failure, console: Console) -> None:

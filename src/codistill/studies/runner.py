@@ -9,6 +9,7 @@ from pathlib import Path
 from types import FrameType
 
 from codistill.engine.signals import handled
+from codistill.errors import ExitCode
 from codistill.recipes import Recipe, files
 from codistill.runs.files import open_regular, write_atomically
 from codistill.runs.folder import RunFolder
@@ -16,7 +17,6 @@ from codistill.studies.crowd import Crowd
 from codistill.studies.progress import Board
 from codistill.studies.runs import PlannedRun
 
-STOPPED = 75  # what `codistill train` ends with when it was interrupted and has saved
 POLL_S = 0.2
 TAIL_LINES = 8
 
@@ -153,7 +153,7 @@ def _conclude(child: _Child, outcome: Outcome, display: Board) -> None:
     code = child.process.returncode
     if child.run.finished:
         display.ended(child.run, "finished")
-    elif code == STOPPED or outcome.interrupted:
+    elif code == ExitCode.STOPPED or outcome.interrupted:
         outcome.stopped.append(child.run)
         display.ended(child.run, "stopped")
     else:

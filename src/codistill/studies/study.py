@@ -4,11 +4,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from codistill.errors import unknown
 from codistill.networks.families import parse
 from codistill.recipes import Recipe, apply, difference
 from codistill.recipes.overrides import key_of
 from codistill.studies.statistics import Summary
-from codistill.wording import unknown
 
 PaperNumbers = Mapping[tuple[str, str], Summary]
 """By network and metric, as in ``{("a", "top1_error"): Summary(5, 18.72, 0.24)}``."""

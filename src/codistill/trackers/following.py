@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from codistill.errors import unknown
 from codistill.log import log
 from codistill.recipes.schema import Recipe
 from codistill.runs.files import open_regular
@@ -18,7 +19,6 @@ from codistill.runs.folder import RunFolder
 from codistill.trackers.mlflow import Mlflow
 from codistill.trackers.tensorboard import TensorBoard
 from codistill.trackers.wandb import Wandb
-from codistill.wording import unknown
 
 
 class Tracker(Protocol):

@@ -12,8 +12,8 @@ from numbers import Real
 from types import MappingProxyType
 from typing import Any
 
+from codistill.errors import unknown
 from codistill.transfer import drawing
-from codistill.wording import unknown
 
 LABELS = "labels"
 

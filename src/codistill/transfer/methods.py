@@ -9,8 +9,8 @@ from functools import wraps
 from inspect import signature
 from typing import Concatenate, ParamSpec
 
+from codistill.errors import unknown
 from codistill.transfer.graph import Classifier, Outline, Transfer, TransferGraph
-from codistill.wording import unknown
 
 Setting = ParamSpec("Setting")
 Method = Callable[Concatenate[Outline, Setting], TransferGraph]

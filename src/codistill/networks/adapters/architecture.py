@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 from torch import nn
 
+from codistill.errors import unknown
 from codistill.networks.adapters import heads, stages
 from codistill.networks.adapters.backbone import ForeignBackbone
 from codistill.networks.adapters.library import LIBRARIES, built
@@ -16,7 +17,6 @@ from codistill.networks.adapters.naming import SIZES, c_numbers
 from codistill.networks.adapters.survey import Survey, channels, stride, survey
 from codistill.networks.backbone import Architecture, Backbone, Exit
 from codistill.networks.heads import HEAD_KINDS
-from codistill.wording import unknown
 
 OWN_SIZES = (32, 28, 64, 96, 128, 224, 299, 384, 512)  # tried in turn: a module does not say which images it takes
 LARGE = 299  # a few of the libraries' networks take no less

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from codistill.wording import did_you_mean, install_hint
+from codistill.errors import did_you_mean, install_hint
 
 IMAGE_SIZE = 224  # what nearly all of them are made for
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from codistill.wording import unknown
+from codistill.errors import unknown
 
 # What a name may set, all of it numbers. Nothing that loads a file, fetches weights or names code is among them.
 OPTIONS = {

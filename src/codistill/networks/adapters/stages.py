@@ -11,9 +11,9 @@ from itertools import groupby, takewhile
 
 from torch import nn
 
+from codistill.errors import did_you_mean
 from codistill.networks.adapters.cutting import can_be_cut
 from codistill.networks.adapters.survey import Call, Survey, positions
-from codistill.wording import did_you_mean
 
 PAPERS_EXITS = 2
 PARTS = PAPERS_EXITS + 1  # of a network that is not down-sampled

@@ -4,12 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import getdoc
 
+from codistill.errors import did_you_mean
 from codistill.recipes.catalogue import ablations, cifar, imagenet
 from codistill.recipes.catalogue.quickstart import quickstart
 from codistill.recipes.draft import Draft
 from codistill.recipes.errors import Problem, RecipeError, brief
 from codistill.recipes.schema import Recipe
-from codistill.wording import did_you_mean
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "quickstart": quickstart,

@@ -1,16 +1,16 @@
-"""How often the tests in tests/faults do each thing: as published under `make punish`, otherwise a share of it."""
+"""How often the tests in tests/faults do each thing: as published under `make stress`, otherwise a share of it."""
 
 import os
 from collections.abc import Callable
 
-PUNISH = os.environ.get("CODISTILL_PUNISH") == "1"
+STRESS = os.environ.get("CODISTILL_STRESS") == "1"
 
 Counted = Callable[[str, int], None]
 """The fixture ``counted``: says how often a test did what it promises."""
 
 
 def times(published: int, share: int) -> int:
-    return published if PUNISH else share
+    return published if STRESS else share
 
 
 DAMAGES = times(5000, 420)

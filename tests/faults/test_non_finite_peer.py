@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from injection import KINDS, Stepper, assert_same, bad_logit, bad_weight, own, started, without_edges_of
 from safetensors.torch import save_file
-from sickness import KINDS, Stepper, assert_same, bad_logit, bad_weight, own, started, without_edges_of
 
 from codistill.engine.health import Recovery
 from codistill.recipes.schema import AdamW
-from punishment import INJECTIONS, Counted
+from stress import INJECTIONS, Counted
 from tiny import tiny_recipe
 
 STEPS = 4
@@ -28,31 +28,31 @@ def test_a_hundred_injections(optimizer: str, counted: Counted) -> None:
     stepper = Stepper(recipe)
     states = [stepper.state()]
     states += [stepper.take(now) for now in range(STEPS)]
-    alone = {sick: Stepper(without_edges_of(recipe, sick)) for sick in NAMES}
-    without = {(sick, now): alone[sick].take(now, states[now]) for sick in NAMES for now in range(STEPS)}
+    alone = {target: Stepper(without_edges_of(recipe, target)) for target in NAMES}
+    without = {(target, now): alone[target].take(now, states[now]) for target in NAMES for now in range(STEPS)}
     chance, kinds, hidden = random.Random(9), Counter[tuple[str, ...]](), 0
     count = INJECTIONS if optimizer == "sgd" else INJECTIONS // 4
     for number in range(count):
         kind = list(KINDS)[number % len(KINDS)]
-        sick, well = chance.sample(NAMES, 2)
+        target, well = chance.sample(NAMES, 2)
         now, value = chance.randrange(STEPS), VALUES[number // len(KINDS) % len(VALUES)]
         stepper.training.restore(states[now])
         recovery = Recovery(stepper.training)
-        with KINDS[kind](stepper.training, sick, value, chance) as spoilt:
+        with KINDS[kind](stepper.training, target, value, chance) as spoilt:
             after = stepper.take(now)
-        kinds[kind, sick, str(value)] += 1
+        kinds[kind, target, str(value)] += 1
         assert after["tally/sums"].isfinite().all()
         skipped = stepper.training.health.skipped()
-        if kind == "weight" and not skipped[sick]:
+        if kind == "weight" and not skipped[target]:
             hidden += 1  # minus infinity before a ReLU: it computes what a dead unit does, until somebody looks
             assert value == -math.inf
         else:
-            assert skipped == {sick: 1, well: int(kind == "pixel")}
-            assert_same(own(after, sick), own(states[now], sick), but_for=spoilt)
-            expected = {"gradient": states[now + 1], "pixel": states[now]}.get(kind, without[sick, now])
+            assert skipped == {target: 1, well: int(kind == "pixel")}
+            assert_same(own(after, target), own(states[now], target), but_for=spoilt)
+            expected = {"gradient": states[now + 1], "pixel": states[now]}.get(kind, without[target, now])
             assert_same(own(after, well), own(expected, well))
-        recovery.look()
-        assert_same(own(stepper.state(), sick), own(states[now], sick))
+        recovery.check()
+        assert_same(own(stepper.state(), target), own(states[now], target))
         assert_same(own(stepper.state(), well), own(after, well))
     assert kinds.total() == count
     assert hidden <= count // 20
@@ -73,7 +73,7 @@ def test_the_truths_differ() -> None:
         assert not torch.equal(after[name], alone[name]), name
 
 
-def test_large_is_not_sick() -> None:
+def test_large_is_not_non_finite() -> None:
     stepper = Stepper(tiny_recipe())
     before = stepper.state()
     with torch.no_grad():
@@ -83,8 +83,8 @@ def test_large_is_not_sick() -> None:
     assert not torch.equal(stepper.state()["tally/sums"], before["tally/sums"])
 
 
-def test_a_sick_batch_spoils_the_whole_update_of_several() -> None:
-    """With accumulate=2 the second batch is sound, and still nothing of the sick network may change."""
+def test_a_non_finite_batch_spoils_the_whole_update_of_several() -> None:
+    """With accumulate=2 the second batch is sound, and still nothing of the non-finite network may change."""
     stepper = Stepper(tiny_recipe(accumulate=2))
     before = stepper.state()
     with bad_logit(stepper.training, "a", math.nan, random.Random(1)):
@@ -96,7 +96,7 @@ def test_a_sick_batch_spoils_the_whole_update_of_several() -> None:
     assert not torch.equal(after[key], before[key])
 
 
-def test_a_sick_teacher_teaches_nothing(tmp_path: Path) -> None:
+def test_a_non_finite_teacher_teaches_nothing(tmp_path: Path) -> None:
     teacher = started(tiny_recipe(method="independent", ema=0.0)).cohort.members["a"].backbone
     file = tmp_path / "teacher.safetensors"
     save_file({key: tensor.contiguous() for key, tensor in teacher.state_dict().items()}, file)
@@ -123,10 +123,10 @@ def test_clipping_is_torchs_network_by_network(clip_norm: float) -> None:
         parameters = list(plain.training.cohort.members[name].parameters())
         norms[name] = float(torch.nn.utils.clip_grad_norm_(parameters, clip_norm if name == "a" else math.inf))
 
-    weigh = plain.training.health.weigh
-    plain.training.health.weigh = lambda gradients, of_whole: (  # type: ignore[method-assign]
+    decide = plain.training.health.decide_update
+    plain.training.health.decide_update = lambda gradients, of_whole: (  # type: ignore[method-assign]
         [clip_first(name) for name in NAMES],
-        weigh(gradients),
+        decide(gradients),
     )
     theirs, ours = plain.take(0), clipped.take(0)
     assert norms["a"] > 0.05

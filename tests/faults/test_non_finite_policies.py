@@ -1,4 +1,4 @@
-"""What the recipe says of sick networks is done where a run saves or evaluates, and reported."""
+"""What the recipe says of networks that are not finite is done where a run saves or evaluates, and reported."""
 
 import json
 import logging
@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 import torch
+from injection import Stepper, assert_same, bad_logit, own, spoil, started
 from safetensors.torch import load_file, save_file
-from sickness import Stepper, assert_same, bad_logit, own, spoil, started
 
 from codistill.engine import trainer
 from codistill.engine.health import Recovery
 from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.engine.state import Training
+from codistill.errors import RunError
 from codistill.recipes.schema import Recipe
 from codistill.runs.checkpoint import Store
-from codistill.runs.files import RunError
 from tiny import tiny_recipe
 
 
-def train(recipe: Recipe, out: Path, monkeypatch: pytest.MonkeyPatch, sick_at: int) -> Training:
+def train(recipe: Recipe, out: Path, monkeypatch: pytest.MonkeyPatch, non_finite_at: int) -> Training:
     """To the end, with NaN put into a weight of network a after so many steps."""
     made: list[Training] = []
     prepare = trainer.prepare_training
@@ -31,13 +31,13 @@ def train(recipe: Recipe, out: Path, monkeypatch: pytest.MonkeyPatch, sick_at: i
         made.append(prepare(*arguments))
         return made[0]
 
-    def fall_sick(position: Position, schedule: TrainingSchedule) -> None:
-        if schedule.steps_taken(position) == sick_at:
+    def inject(position: Position, schedule: TrainingSchedule) -> None:
+        if schedule.steps_taken(position) == non_finite_at:
             with torch.no_grad():
                 spoil(next(made[0].cohort.members["a"].parameters()), 0, math.nan)
 
     monkeypatch.setattr(trainer, "prepare_training", remembered)
-    for _ in trainer.train(recipe, out, heartbeat=fall_sick):
+    for _ in trainer.train(recipe, out, heartbeat=inject):
         pass
     return made[0]
 
@@ -47,12 +47,12 @@ def test_weights_that_are_not_finite_go_back_to_the_last_save(
 ) -> None:
     """Saved only at the end of an epoch: network a loses what it learned since then, and network b nothing."""
     recipe = tiny_recipe(length={"epochs": 3}, checkpoints={"every_s": 1000.0})
-    train(recipe, tmp_path / "run", monkeypatch, sick_at=4)
+    train(recipe, tmp_path / "run", monkeypatch, non_finite_at=4)
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert {name: one["skipped"] for name, one in result["networks"].items()} == {"a": 2, "b": 0}
     assert [record["skipped"]["a"] for record in result["epochs"]] == [0, 2, 2]
     assert "network 'a' was left out of 2 updates" in caplog.text
-    assert caplog.text.count("network 'a' is back at its state of the last save") == 1
+    assert caplog.text.count("network 'a' is rolled back to its state of the last save") == 1
     for name in ("a", "b"):
         assert all(
             tensor.isfinite().all() for tensor in load_file(tmp_path / "run/weights" / f"{name}.safetensors").values()
@@ -60,8 +60,8 @@ def test_weights_that_are_not_finite_go_back_to_the_last_save(
 
 
 def test_no_checkpoint_holds_nan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It falls sick between the step and its save, which comes first of all to look."""
-    train(tiny_recipe(checkpoints={"every_s": 0, "keep": 99}), tmp_path / "run", monkeypatch, sick_at=3)
+    """The weights become NaN between the step and its save, which checks them first."""
+    train(tiny_recipe(checkpoints={"every_s": 0, "keep": 99}), tmp_path / "run", monkeypatch, non_finite_at=3)
     found = sorted((tmp_path / "run" / "checkpoints").iterdir())
     assert len(found) >= 6
     for path in found:
@@ -72,7 +72,7 @@ def test_no_checkpoint_holds_nan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_stop_ends_the_run_and_keeps_what_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RunError, match=r"network 'a' is not finite.*sick=stop.*Try sick=skip"):
-        train(tiny_recipe(sick="stop"), tmp_path / "run", monkeypatch, sick_at=4)
+        train(tiny_recipe(sick="stop"), tmp_path / "run", monkeypatch, non_finite_at=4)
     saved = Store(tmp_path / "run" / "checkpoints").newest()
     assert saved is not None
     assert saved.step == 3
@@ -85,10 +85,10 @@ def test_rollback_takes_back_what_was_learned_since_the_last_save() -> None:
         states.append(stepper.take(0))
         with bad_logit(stepper.training, "a", math.inf, random.Random(0)):
             stepper.take(1)
-        recovery.look()
+        recovery.check()
         assert_same(own(stepper.state(), "a"), own(states[expected], "a"))
         before = stepper.state()
-        recovery.look()  # what was handled is not handled again
+        recovery.check()  # what was handled is not handled again
         assert_same(stepper.state(), before)
 
 
@@ -99,12 +99,12 @@ def test_freeze_teaches_on_and_learns_no_more(caplog: pytest.LogCaptureFixture) 
     for stepper in (frozen, skipping):
         with bad_logit(stepper.training, "a", math.nan, random.Random(0)):
             stepper.take(0)
-    recovery.look()
+    recovery.check()
     after, other = frozen.take(1), skipping.take(1)
     assert_same(own(after, "a"), own(before, "a"))
     assert_same(own(after, "b"), own(other, "b"))  # taught by network a, which is well again
     assert frozen.training.health.skipped() == {"a": 2, "b": 0}
-    recovery.look()
+    recovery.check()
     assert caplog.text.count("was left out") == 1
     again = started(tiny_recipe(sick="freeze"))
     again.restore(after)
@@ -115,18 +115,18 @@ def test_weights_to_begin_with_must_be_finite(tmp_path: Path) -> None:
     weights = started(tiny_recipe(method="independent")).cohort.members["a"].backbone.state_dict()
     weights = {key: tensor.contiguous().clone() for key, tensor in weights.items()}
     spoil(weights["stages.stem.weight"], 3, math.inf)
-    save_file(weights, tmp_path / "sick.safetensors")
+    save_file(weights, tmp_path / "nan.safetensors")
     with pytest.raises(ValueError, match=r"network 'a': .*contains NaN or infinities, first in 'stages.stem.weight'"):
-        started(tiny_recipe(start={"a": str(tmp_path / "sick.safetensors")}))
+        started(tiny_recipe(start={"a": str(tmp_path / "nan.safetensors")}))
 
 
 def test_the_counts_are_logged_as_warnings(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     stepper = Stepper(tiny_recipe())
     recovery = Recovery(stepper.training)
-    recovery.look()
+    recovery.check()
     assert not caplog.records
     with bad_logit(stepper.training, "b", math.nan, random.Random(0)):
         stepper.take(0)
-    recovery.look()
+    recovery.check()
     assert "network 'b' was left out of 1 updates" in caplog.text

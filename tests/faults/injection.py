@@ -1,4 +1,4 @@
-"""Trainings to be made sick: any step from any state, and the ways to spoil one."""
+"""Trainings to inject NaN and infinities into: any step from any state, and the places to inject."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -64,17 +64,17 @@ def spoil(tensor: Tensor, place: int, value: float) -> None:
 
 
 @contextmanager
-def bad_weight(training: Training, sick: str, value: float, chance: random.Random) -> Iterator[str]:
+def bad_weight(training: Training, target: str, value: float, chance: random.Random) -> Iterator[str]:
     """Somewhere in the backbone or a head; who holds it, to be left out of comparisons."""
-    name, weight = chance.choice(list(training.cohort.members[sick].named_parameters()))
+    name, weight = chance.choice(list(training.cohort.members[target].named_parameters()))
     with torch.no_grad():
         spoil(weight, chance.randrange(weight.numel()), value)
-    yield f"cohort/members.{sick}.{name}"
+    yield f"cohort/members.{target}.{name}"
 
 
 @contextmanager
-def bad_gradient(training: Training, sick: str, value: float, chance: random.Random) -> Iterator[str]:
-    weight = chance.choice(list(training.cohort.members[sick].parameters()))
+def bad_gradient(training: Training, target: str, value: float, chance: random.Random) -> Iterator[str]:
+    weight = chance.choice(list(training.cohort.members[target].parameters()))
     place = chance.randrange(weight.numel())
 
     def spoilt(gradient: Tensor) -> Tensor:
@@ -88,8 +88,8 @@ def bad_gradient(training: Training, sick: str, value: float, chance: random.Ran
 
 
 @contextmanager
-def bad_logit(training: Training, sick: str, value: float, chance: random.Random) -> Iterator[str]:
-    member = training.cohort.members[sick]
+def bad_logit(training: Training, target: str, value: float, chance: random.Random) -> Iterator[str]:
+    member = training.cohort.members[target]
     classifier = chance.choice([member.backbone.classifier, *member.heads.values()])
 
     def spoilt(_module: nn.Module, _inputs: object, logits: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ def bad_logit(training: Training, sick: str, value: float, chance: random.Random
 
 
 @contextmanager
-def bad_pixel(training: Training, _sick: str, value: float, chance: random.Random) -> Iterator[str]:
+def bad_pixel(training: Training, _target: str, value: float, chance: random.Random) -> Iterator[str]:
     """In the mean that is subtracted from one channel of all images, the only way into pixels that are bytes."""
     kept = training.data.mean.clone()
     training.data.mean[chance.randrange(len(kept))] = value
@@ -119,9 +119,9 @@ KINDS: dict[str, Callable[..., object]] = {
 }
 
 
-def without_edges_of(recipe: Recipe, sick: str) -> Recipe:
+def without_edges_of(recipe: Recipe, target: str) -> Recipe:
     """Those between it and others; what it has of its own does not concern them."""
     ends = {edge: [end.split("/")[0] for end in edge.split("->")] for edge in recipe.graph.weights}
-    edges = [edge for edge, networks in ends.items() if networks.count(sick) == 1 and "labels" not in networks]
+    edges = [edge for edge, networks in ends.items() if networks.count(target) == 1 and "labels" not in networks]
     assert len(edges) >= 18
     return recipe.replace(edges=dict.fromkeys(edges, 0.0))
