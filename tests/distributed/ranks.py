@@ -1,4 +1,4 @@
-"""Real processes that train together, quickly: forked from a server that has imported the engine."""
+"""Starts ranks quickly: real processes, forked from a server that has imported the engine."""
 
 import faulthandler
 import multiprocessing
@@ -22,7 +22,7 @@ ENDS_WITHIN_S = 120
 
 
 def recipe_of(networks: int, **changes: Any) -> Recipe:
-    """Saved only at the end, or when it is stopped."""
+    """Returns a recipe whose run is saved only at the end, or when it is stopped."""
     first = dict(list(NETWORKS.items())[:networks])
     return tiny_recipe(**{"networks": first, "checkpoints": {"every_s": 1000.0}, **changes})
 
@@ -32,7 +32,7 @@ def _as_rank(function: Any, rank: int, size: int, port: int, timeout_s: float, *
 
     from codistill.distributed.group import ProcessGroup
 
-    faulthandler.enable()  # who dies of a signal says where
+    faulthandler.enable()  # a process that dies of a signal prints its stack
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     world = ProcessGroup(rank, size, TCPStore(LOOPBACK, port), timeout_s)
     function(world, *arguments)
@@ -40,7 +40,7 @@ def _as_rank(function: Any, rank: int, size: int, port: int, timeout_s: float, *
 
 @contextmanager
 def ranks_of(size: int, timeout_s: float, function: Any, *arguments: Any) -> Iterator[list[BaseProcess]]:
-    """``function(world, *arguments)`` in as many processes, which do not outlive the block."""
+    """``function(world, *arguments)`` in ``size`` processes, which do not outlive the block."""
     with local_store() as port:
         processes: list[BaseProcess] = [
             _context.Process(target=_as_rank, args=(function, rank, size, port, timeout_s, *arguments))
@@ -63,7 +63,7 @@ def wait_for(process: BaseProcess) -> int:
 
 
 def together(size: int, function: Any, *arguments: Any) -> list[int]:
-    """The same to their end; their exit codes."""
+    """Runs the same to the end; returns the exit codes."""
     with ranks_of(size, ENDS_WITHIN_S, function, *arguments) as processes:
         return [wait_for(process) for process in processes]
 
@@ -76,6 +76,6 @@ def train_alone(recipe: Recipe, out: Path) -> None:
 
 
 def checksums(out: Path) -> Mapping[str, str]:
-    """Of what a run is for."""
+    """Returns the checksums of a run's weights and journal."""
     files = [*sorted((out / "weights").iterdir()), out / "journal.jsonl"]
     return {file.name: sha256(file.read_bytes()).hexdigest() for file in files}

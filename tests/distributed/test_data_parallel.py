@@ -1,4 +1,4 @@
-"""Processes that share the batches of a network: a mesh of cohort × data ends as one process does, but for rounding.
+"""Ranks along the data axis: a mesh of cohort × data ends as one process does, up to rounding.
 
 In float64, where rounding is far below what any mistake would make: 1e-8, where 1e-5 is asked for. (In float32 two ways
 to add the same numbers are 1e-4 apart after one step of these networks.)
@@ -31,7 +31,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def shared_recipe(variant: str = "dcm", **changes: Any) -> Recipe:
-    """Without dropout, whose random numbers follow the shares. Batches of 33 and 1: shares of 17 and 16; 1 and 0."""
+    """Without dropout, which differs between shards. Batches of 33 and 1: shards of 17 and 16; 1 and 0."""
     data = Data(name="fashion", train_limit=67, test_limit=51, wrong_labels=0.4).model_dump()
     settings = {"networks": NETWORKS, "data": data, "batch_size": 33, "checkpoints": {"every_s": 1000.0}}
     return tiny_recipe(**{**settings, **VARIANTS[variant], **changes})
@@ -140,7 +140,7 @@ def test_as_in_one_process(
     ],
 )
 @pytest.mark.parametrize("shards", [2, 3])
-def test_shares_are_the_batch(augment: Augment, shards: int) -> None:
+def test_shards_are_the_batch(augment: Augment, shards: int) -> None:
     """Augmented and mixed as in one process, to the bit; and what a step sees is what is fetched for it."""
     from codistill.data.batches import Share
     from codistill.data.load import load

@@ -1,4 +1,4 @@
-"""A cohort spread over processes ends as in one process: the same weights, journal and checkpoints, bit for bit."""
+"""Ranks along the cohort end as one process does: the same weights, journal and checkpoints, bit for bit."""
 
 from collections.abc import Mapping
 from hashlib import sha256
@@ -21,7 +21,7 @@ def train_one_epoch(recipe: Recipe, out: Path) -> None:
 def train_spread(
     world: Any, recipe: Recipe, out: Path, split: str | None = None, stop_after: int | None = None
 ) -> None:
-    """Somebody who does not lead is told to stop: all must hear of it."""
+    """The stop request comes on rank 1, and all ranks must stop."""
     from codistill.distributed.layout import LayoutRequest
     from codistill.distributed.trainer import train_rank
 

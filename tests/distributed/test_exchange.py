@@ -1,4 +1,4 @@
-"""Predictions leave when they are ready, and nothing else about them changes."""
+"""Predictions are sent as soon as they are ready, and no bit of them changes."""
 
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -41,7 +41,7 @@ def logged(part: Any, name: str, told: list[str]) -> Any:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_early_heads_change_no_bit(family: str) -> None:
-    """Neither of the logits nor of any gradient, whose sums depend on their order."""
+    """Neither in the logits nor in any gradient, whose sums depend on their order."""
     torch.set_num_threads(1)
     (member,) = Cohort({"a": family}, num_classes=10).members.values()
     told: list[str] = []
@@ -59,7 +59,7 @@ def test_early_heads_change_no_bit(family: str) -> None:
 
 
 def wait_for_half(world: Any) -> None:
-    """Rank 0 goes on when rank 1 says that it has the first prediction; else both would wait until the timeout."""
+    """Rank 0 continues when rank 1 has received the first prediction; otherwise both would time out."""
     import torch.distributed as dist
 
     from codistill.distributed.exchange import LogitsAllGather

@@ -1,4 +1,4 @@
-"""What processes tell each other: predictions and no more, and what is wrong when something is."""
+"""What ranks send each other: predictions and no more, and errors that name the missing rank."""
 
 import json
 import os
@@ -20,7 +20,7 @@ BATCH, CLASSES, EXCHANGES = 128, 100, 50
 
 
 def written_bytes() -> int:
-    """By this process so far, as the kernel counts them: sockets too."""
+    """Returns the bytes this process has written so far, sockets included, as the kernel counts them."""
     lines = Path("/proc/self/io").read_text().splitlines()
     return int(next(line.split()[1] for line in lines if line.startswith("wchar")))
 
@@ -31,15 +31,15 @@ def count_bytes(world: Any, recipe: Recipe, split: str, notes: Path) -> None:
 
     mesh = MeshPeers(world, Layout(Split.parse(split, recipe)), recipe)
     names = [f"{name}/{exit}" for name in recipe.networks for exit in ("final", "stage1", "stage2")]
-    everybody = {name: torch.full((BATCH, CLASSES), float(index)) for index, name in enumerate(names)}
-    mine = {name: logits for name, logits in everybody.items() if mesh.holds(name.split("/")[0])}
+    logits_by_name = {name: torch.full((BATCH, CLASSES), float(index)) for index, name in enumerate(names)}
+    mine = {name: logits for name, logits in logits_by_name.items() if mesh.holds(name.split("/")[0])}
     mine = {name: logits.bfloat16().requires_grad_() for name, logits in mine.items()}
     before = written_bytes()
     for _ in range(EXCHANGES):
         known = mesh.exchange(mine, names)
     by_kernel = (written_bytes() - before) / EXCHANGES
     assert list(known) == names
-    assert all(torch.equal(known[name].float(), everybody[name]) for name in names)
+    assert all(torch.equal(known[name].float(), logits_by_name[name]) for name in names)
     assert [name for name in names if known[name].requires_grad] == list(mine)
     sent = {"counted": world.traffic.bytes_sent / EXCHANGES, "by_kernel": by_kernel}
     (notes / f"{world.rank}.json").write_text(json.dumps(sent))
@@ -57,7 +57,7 @@ def test_predictions_are_all_that_moves(tmp_path: Path) -> None:
 
 
 def relabelled(data: ImageData) -> ImageData:
-    """Every label of another class: as many images, but other data."""
+    """Returns the same images with every label changed."""
     from codistill.engine.checks import prepare_own_images
 
     labels = (data.train.labels + 1) % data.num_classes
@@ -65,7 +65,7 @@ def relabelled(data: ImageData) -> ImageData:
 
 
 def disagree(world: Any, notes: Path) -> None:
-    """In each case the last rank was started otherwise; all must say the same, and none may wait."""
+    """In each case the last rank is started with something else; all must raise the same, and none may wait."""
     from codistill.data import embedded
     from codistill.distributed import trainer
     from codistill.distributed.layout import LayoutRequest
@@ -89,12 +89,12 @@ def disagree(world: Any, notes: Path) -> None:
 
 
 def test_a_recipe_keeps_the_order_of_its_networks_on_the_way() -> None:
-    """Or a rank would take kd's student for the teacher."""
+    """Otherwise a rank would take kd's student for the teacher."""
     networks = {"teacher": "wrn-10-1", "student": "resnet-8"}
     assert list(group._decode(group._encode(networks))) == ["teacher", "student"]
 
 
-def test_ranks_of_different_trainings_all_say_the_same(tmp_path: Path) -> None:
+def test_ranks_of_different_trainings_all_raise_the_same(tmp_path: Path) -> None:
     assert together(3, disagree, tmp_path) == [0, 0, 0]
     said, *others = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
     assert others == [said, said]
@@ -110,7 +110,7 @@ def test_ranks_of_different_trainings_all_say_the_same(tmp_path: Path) -> None:
 
 
 def end_oddly(world: Any, how: str, recipe: Recipe, out: Path, notes: Path) -> None:
-    """The last rank fails, is killed or stopped after its second step; the others write down what they are told."""
+    """The last rank fails, is killed or stopped after its second step; the others write down their error."""
     from codistill.distributed.trainer import train_rank
 
     taken = 0
@@ -138,7 +138,7 @@ def end_oddly(world: Any, how: str, recipe: Recipe, out: Path, notes: Path) -> N
         ("stopped", 8, "PeerTimeoutError: rank 2 (c) did not answer for 8 s: stopped, cut off or too slow"),
     ],
 )
-def test_whoever_is_missing_is_named(how: str, timeout_s: float, told: str, tmp_path: Path) -> None:
+def test_a_missing_rank_is_named(how: str, timeout_s: float, told: str, tmp_path: Path) -> None:
     with ranks_of(3, timeout_s, end_oddly, how, recipe_of(3), tmp_path / "run", tmp_path) as processes:
         assert [wait_for(process) for process in processes[:2]] == [3, 3]
         if how == "stopped":
@@ -149,8 +149,8 @@ def test_whoever_is_missing_is_named(how: str, timeout_s: float, told: str, tmp_
         assert (tmp_path / "2").read_text() == "ValueError: my disk is full"
 
 
-def test_a_missing_sharer_is_named(tmp_path: Path) -> None:
-    """In a mesh of 2 × 2 everybody says who it was, also the one who has nothing to do with it."""
+def test_a_missing_rank_of_a_mesh_is_named(tmp_path: Path) -> None:
+    """In a mesh of 2 × 2 every rank names it, also the one that does not communicate with it."""
     with ranks_of(4, 60, end_oddly, "killed", recipe_of(2), tmp_path / "run", tmp_path) as processes:
         assert [wait_for(process) for process in processes[:3]] == [3, 3, 3]
     said = [(tmp_path / f"{rank}").read_text() for rank in range(3)]

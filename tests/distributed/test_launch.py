@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from codistill import recipes
 from codistill.cli.app import app
-from codistill.distributed.launch import LAUNCHER, is_orphaned, launch
+from codistill.distributed.launch import LAUNCHER, is_orphaned, launch, local_store
 from codistill.distributed.layout import LayoutRequest, check_request
 from codistill.distributed.rendezvous import is_loopback
 from processes import in_new_process
@@ -89,8 +89,8 @@ def attempt(script: str, restarts: int = 0) -> int:
     return launch(["sh", "-c", script], processes=3, restarts=restarts, stop=lambda: False)
 
 
-def test_all_start_again_together(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Rank 1 is killed in the first two attempts; the others, who notice, end with 1."""
+def test_all_ranks_restart_together(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Rank 1 is killed in the first two attempts; the others notice and end with 1."""
     script = (
         f'cd {tmp_path}; echo "$MASTER_ADDR $WORLD_SIZE" >> "rank-$RANK"; [ $(wc -l < "rank-$RANK") = 3 ] && exit 0; '
         '[ "$RANK" = 1 ] && kill -KILL $$; sleep 0.2; exit 1'
@@ -105,20 +105,20 @@ def test_all_start_again_together(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 
 
 def test_a_stop_that_comes_too_early_is_a_stop(caplog: pytest.LogCaptureFixture) -> None:
-    """Before a process can listen to signals, they end it."""
+    """A signal ends a rank that has not installed its handlers yet."""
     assert launch(["sleep", "60"], processes=2, restarts=3, stop=lambda: True) == 0
     assert caplog.messages == [
         "rank 0 was killed by SIGTERM; rank 1 was killed by SIGTERM while stopping; what was saved before is intact"
     ]
 
 
-def test_whoever_failed_is_named_with_its_exit_code() -> None:
+def test_a_failed_rank_is_named_with_its_exit_code() -> None:
     with pytest.raises(ValueError, match="rank 2 ended with exit code 3; what was saved is intact"):
         attempt('[ "$RANK" = 2 ] && exit 3; sleep 0.2')
 
 
-def test_who_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Rank 0 says what is wrong; rank 1 is stopped, and rank 2 deaf to signals."""
+def test_a_rank_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Rank 0 reports wrong input; rank 1 is stopped, and rank 2 ignores SIGTERM."""
     monkeypatch.setattr("codistill.distributed.launch.GRACE_S", 0.5)
     script = (
         f"echo $$ > {tmp_path}/$RANK; case $RANK in 0) sleep 0.3; exit 2;; 1) kill -STOP $$;; esac; "
@@ -129,8 +129,8 @@ def test_who_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert [Path(f"/proc/{pid}").exists() for pid in pids] == [False] * 3
 
 
-def test_what_is_wrong_is_said_once_and_not_tried_again(tmp_path: Path) -> None:
-    """The folder is found to be somebody's only when all have started."""
+def test_wrong_input_is_reported_once_and_not_retried(tmp_path: Path) -> None:
+    """The folder is found to be another's only when all ranks have started."""
     (tmp_path / "thesis.txt").write_text("years of work")
     command = [*CODISTILL, "train", *TINY, "--nproc=2", "--out", str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -152,7 +152,7 @@ def test_what_is_wrong_is_said_once_and_not_tried_again(tmp_path: Path) -> None:
         (["batch_size=none", "--nproc=2"], "batch_size"),
     ],
 )
-def test_nonsense_is_refused_before_anything_starts(options: list[str], message: str, tmp_path: Path) -> None:
+def test_wrong_options_are_refused_before_anything_starts(options: list[str], message: str, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["train", *TINY, *options, "--out", str(tmp_path / "run")])
     assert result.exit_code == 2
     assert message in result.stderr
@@ -160,7 +160,7 @@ def test_nonsense_is_refused_before_anything_starts(options: list[str], message:
 
 
 def test_torchrun_starts_it_too(undisturbed: dict[str, str], tmp_path: Path) -> None:
-    """And starts it again: its store, which all attempts share, still has the addresses of the dead."""
+    """And restarts it, although its store, which all attempts share, still has the addresses of dead ranks."""
     out = tmp_path / "run"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
     with started(*torchrun, "-m", "codistill", "train", *TINY, "--out", str(out)) as training:
@@ -173,7 +173,7 @@ def test_torchrun_starts_it_too(undisturbed: dict[str, str], tmp_path: Path) -> 
     assert checksums(out) == undisturbed
 
 
-def test_a_port_in_use_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
@@ -195,13 +195,24 @@ def test_the_example_is_for_four_processes() -> None:
 
 
 @pytest.mark.parametrize(("launcher", "orphaned"), [(os.getpid, True), (os.getppid, False)])
-def test_whose_launcher_is_gone_is_an_orphan(
+def test_a_rank_without_its_launcher_is_orphaned(
     launcher: Callable[[], int], orphaned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No process is its own parent; without a launcher of ours nobody can be one."""
+    """No process is its own parent; without our launcher there are no orphans."""
     assert not is_orphaned()
     monkeypatch.setenv(LAUNCHER, str(launcher()))
     assert is_orphaned() is orphaned
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds sockets in /proc")
+def test_the_store_listens_on_loopback_only() -> None:
+    """Another host must not be able to join a training on one machine."""
+    with local_store() as port:
+        sockets = [
+            line.split() for file in ("tcp", "tcp6") for line in Path("/proc/net", file).read_text().splitlines()
+        ]
+    listening = [place for _, place, _, state, *_ in sockets if state == "0A" and place.endswith(f":{port:04X}")]
+    assert listening == [f"0100007F:{port:04X}"]
 
 
 @pytest.mark.parametrize(

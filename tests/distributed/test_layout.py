@@ -1,4 +1,4 @@
-"""How ranks are laid out as a mesh, and what is refused before anything starts."""
+"""Which mesh is chosen for a number of ranks, and which requests are refused."""
 
 import pytest
 from ranks import recipe_of
@@ -37,8 +37,8 @@ def test_the_mesh_that_is_chosen(networks: int, ranks: int, asked: LayoutRequest
     assert choose_layout(COSTS, recipe, ranks, same) == layout
 
 
-def test_places_in_a_mesh() -> None:
-    """Neighbours along the data have neighbouring numbers: their gradients stay on one host."""
+def test_ranks_in_a_mesh() -> None:
+    """Ranks of a group are neighbours: their gradients stay on one host."""
     layout = Layout(Split((("a", "c"), ("b",))), shards=3)
     assert [layout.networks_of(rank) for rank in range(6)] == [("a", "c")] * 3 + [("b",)] * 3
     assert [layout.shard_of(rank) for rank in range(6)] == [0, 1, 2, 0, 1, 2]
@@ -83,7 +83,7 @@ def test_a_teacher_does_not_make_a_group() -> None:
     assert str(choose_layout({"t": 3.0, "s": 1.0}, recipe, 4, LayoutRequest())) == "4 ranks, 1 × 4: t, s"
 
 
-def test_shares_are_all_of_a_batch_and_differ_by_one_image() -> None:
+def test_shards_cover_a_batch_and_differ_by_one_image() -> None:
     cases = [(images, shards) for images in range(40) for shards in range(1, 9)]
     for images, shards in cases:
         parts = [Share(index, shards).range_of(images) for index in range(shards)]

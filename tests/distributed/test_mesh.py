@@ -102,8 +102,8 @@ def step_unsynced(world: Any, recipe: Recipe, notes: Path) -> None:
     save_file(contiguous(training.cohort), notes / f"{world.rank}.safetensors")
 
 
-def test_without_synchronised_batch_norm_every_share_normalises_itself(tmp_path: Path, float64: None) -> None:
-    """Gradients add up by their shares, and so do the running statistics, which then everybody has."""
+def test_without_synchronised_batch_norm_every_shard_normalises_itself(tmp_path: Path, float64: None) -> None:
+    """Gradients are weighted by the shards' sizes, and so are running statistics, which are then equal on all ranks."""
     recipe = plain_recipe(processes={"sync_batchnorm": False})
     assert together(2, step_unsynced, recipe, tmp_path) == [0, 0]
 
@@ -132,7 +132,7 @@ def step_with_old_predictions(world: Any, recipe: Recipe, notes: Path) -> None:
 
 
 def test_predictions_one_step_old(tmp_path: Path, float64: None) -> None:
-    """Others teach what they thought of this batch before their last update; the first step has nothing older."""
+    """The others' predictions of this batch are from before their last update; the first step's are fresh."""
     recipe = plain_recipe(processes={"predictions": "one_step_old"})
     assert together(2, step_with_old_predictions, recipe, tmp_path) == [0, 0]
 
@@ -160,19 +160,19 @@ def test_predictions_one_step_old(tmp_path: Path, float64: None) -> None:
         assert_same_weights(load_file(tmp_path / f"{rank}.safetensors"), training.cohort)
 
 
-def step_with_a_sick_share(world: Any, recipe: Recipe, notes: Path) -> None:
-    """On the second of three steps, a's logits of the second share are not finite: only rank 1 sees it happen."""
+def step_with_a_nonfinite_shard(world: Any, recipe: Recipe, notes: Path) -> None:
+    """On the second of three steps, a's logits of the second shard are not finite: only rank 1 sees it."""
     from codistill.distributed.mesh import checksum
 
     mesh = mesh_of(world, recipe, "a,b", 2)
     training = training_of(recipe, mesh)
     run, taken = mesh.run, iter(range(STEPS))
 
-    def run_sick(name: str, network: Any, images: Tensor) -> Mapping[str, Tensor]:
+    def run_nonfinite(name: str, network: Any, images: Tensor) -> Mapping[str, Tensor]:
         factor = torch.nan if next(taken) == 1 and world.rank == 1 else 1.0
         return run(name, lambda x, fork: {name: logits * factor for name, logits in network(x, fork).items()}, images)
 
-    mesh.run = run_sick
+    mesh.run = run_nonfinite
     before = written_bytes()
     take_steps(training, STEPS)
     (name,) = training.cohort.members
@@ -187,13 +187,13 @@ def step_with_a_sick_share(world: Any, recipe: Recipe, notes: Path) -> None:
     (notes / f"{world.rank}.json").write_text(json.dumps(told))
 
 
-def test_who_is_sick_in_one_share_is_left_out_by_all(tmp_path: Path) -> None:
-    """And whoever shares a network has the same weights afterwards, to the last bit; its gradients are what moves."""
+def test_a_network_nonfinite_on_one_shard_is_skipped_on_all_ranks(tmp_path: Path) -> None:
+    """And ranks of a group have the same weights afterwards, to the last bit; gradients are most of the traffic."""
     recipe = plain_recipe(processes={"sync_batchnorm": False})
-    assert together(4, step_with_a_sick_share, recipe, tmp_path) == [0] * 4
+    assert together(4, step_with_a_nonfinite_shard, recipe, tmp_path) == [0] * 4
     told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)]
     assert [rank["skipped"] for rank in told] == [{"a": 1}, {"a": 1}, {"b": 0}, {"b": 0}]
-    for rank in told:  # of 33, 33 and 4: in the second step a taught nobody, on no share
+    for rank in told:  # of 33, 33 and 4: in the second step a taught on no shard
         assert rank["images"]["a/final->b/final"] == 33 + 4
         assert rank["images"]["labels->a/final"] == 33 + 4
         assert rank["images"]["labels->b/final"] == 33 + 33 + 4
@@ -204,7 +204,7 @@ def test_who_is_sick_in_one_share_is_left_out_by_all(tmp_path: Path) -> None:
             assert rank["gradients"] <= rank["written"] <= 1.2 * rank["gradients"]
 
 
-def test_every_share_has_its_own_dropout(float64: None) -> None:
+def test_every_shard_has_its_own_dropout(float64: None) -> None:
     class Second(Alone):
         share = Share(1, 2)
 
@@ -242,7 +242,7 @@ def refuse_everywhere(world: Any, notes: Path) -> None:
     (notes / f"{world.rank}.json").write_text(json.dumps([*said, str(refused.value)]))
 
 
-def test_what_does_not_fit_is_said_on_every_rank(tmp_path: Path) -> None:
+def test_every_rank_refuses_what_does_not_fit(tmp_path: Path) -> None:
     assert together(3, refuse_everywhere, tmp_path) == [0, 0, 0]
     said, *others = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
     assert others == [said, said]

@@ -40,11 +40,11 @@ def test_flops_follow_depth_and_heads() -> None:
     assert count_flops(tiny_recipe(networks={"a": "resnet-8", "b": "resnet-56"}), data)["a"] > flops["a"]
 
 
-def test_a_teacher_lives_with_a_learner() -> None:
+def test_a_teacher_shares_a_group_with_a_learner() -> None:
     assert str(Split.balanced({"t": 100.0, "s": 1.0}, taught(), 1)) == "t+s"
 
 
-def test_words_and_places() -> None:
+def test_groups_are_printed_and_found() -> None:
     split = Split.parse("c + a,b", recipe_of(3))
     assert str(Layout(split)) == "2 ranks: a, c | b"
     assert [split.group_of(name) for name in "abc"] == [0, 1, 0]

@@ -1,6 +1,6 @@
-"""Shared batch normalisation against torch's own of the whole batch, forward, backward and running, in float64.
+"""``CpuSyncBatchNorm`` against torch's batch norm of the whole batch: output, gradients and statistics, in float64.
 
-The sharers are threads: what they add up is added here.
+The ranks are threads, with an all-reduce through a list.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +33,7 @@ class Threads:
 
 
 def run_shared(norm: Any, images: Tensor, factors: Tensor, sizes: list[int]) -> list[tuple[Any, Tensor, Tensor]]:
-    """Everybody's layer, output and gradient of its share."""
+    """Returns every rank's layer, output and gradient of its shard."""
     table, barrier = [torch.zeros(())] * len(sizes), Barrier(len(sizes), timeout=30)
 
     def run(index: int, share: Tensor, factor: Tensor) -> tuple[Any, Tensor, Tensor]:

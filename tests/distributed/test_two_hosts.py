@@ -44,7 +44,7 @@ def hosts() -> Iterator[None]:
 
 
 def start(rank: int, out: Path) -> "subprocess.Popen[str]":
-    """What a launcher on each host would start; only the first host has the folder."""
+    """Starts a rank as a launcher on its host would; only the first host has the folder."""
     place = {
         "RANK": str(rank),
         "WORLD_SIZE": "2",

@@ -170,7 +170,7 @@ def _mesh_shapes(recipe: Recipe, ranks: int, request: LayoutRequest) -> Iterator
 
 
 def choose_layout(costs: Mapping[str, float], recipe: Recipe, ranks: int, request: LayoutRequest) -> Layout:
-    """Returns the requested layout; what is not requested, goes along ``cohort`` first: predictions are almost free.
+    """Returns the requested layout, along ``cohort`` first where it is left open, since predictions are almost free.
 
     With more ranks than networks it has as many groups as possible without a rank whose load is much higher than the
     highest load of another mesh.
