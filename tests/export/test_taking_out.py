@@ -14,14 +14,13 @@ from tiny_runs import train
 
 from codistill.data import embedded
 from codistill.engine import trainer
-from codistill.export.export import export
+from codistill.export.export import export_network
 from codistill.export.formats import FORMATS
 from codistill.export.network import take_out
 from codistill.export.proofs import prove
 from codistill.recipes.schema import Length
-from codistill.report.overview import overview
-from codistill.report.page import live
-from codistill.report.read import find
+from codistill.report.overview import read_overview
+from codistill.report.page import live_page
 from codistill.runs.checkpoint import Store
 from tiny import tiny_recipe
 
@@ -57,7 +56,7 @@ def test_a_finished_run_ships_its_weight_file(finished: Path) -> None:
 
 
 def test_an_interrupted_run_ships_its_newest_checkpoint_and_says_so(interrupted: Path, tmp_path: Path) -> None:
-    exported = export(interrupted, "a", "safetensors", tmp_path / "out")
+    exported = export_network(interrupted, "a", "safetensors", tmp_path / "out")
     assert same(load_file(exported.model), saved_weights(interrupted, "cohort/members.a.backbone."))
     assert not exported.shipped.history.finished
     assert (exported.shipped.done.epoch, exported.shipped.done.step) == (1, 1)
@@ -68,7 +67,7 @@ def test_an_interrupted_run_ships_its_newest_checkpoint_and_says_so(interrupted:
 
 
 def test_the_moving_average_ships(averaged: Path, tmp_path: Path) -> None:
-    exported = export(averaged, "a", "safetensors", tmp_path / "finished")
+    exported = export_network(averaged, "a", "safetensors", tmp_path / "finished")
     average, learned = saved_weights(averaged, "average/a."), saved_weights(averaged, "cohort/members.a.backbone.")
     assert same(load_file(exported.model), average)
     assert not same(average, learned)
@@ -77,7 +76,7 @@ def test_the_moving_average_ships(averaged: Path, tmp_path: Path) -> None:
 
 def test_the_moving_average_of_an_interrupted_run_ships(tmp_path: Path) -> None:
     run = train(tiny_recipe(), tmp_path / "run", steps=2)
-    exported = export(run, "b", "safetensors", tmp_path / "out")
+    exported = export_network(run, "b", "safetensors", tmp_path / "out")
     assert same(load_file(exported.model), saved_weights(run, "average/b."))
     assert "Not measured yet" in (tmp_path / "out" / "MODEL_CARD.md").read_text()
 
@@ -126,7 +125,7 @@ def test_a_weight_file_that_is_not_the_checkpoints_is_refused(copied: Path, tmp_
     weights["classifier.3.bias"] = weights["classifier.3.bias"] + 1
     save_file(weights, file, about)
     with pytest.raises(ValueError, match="in the cohort with its heads give logits that differ by up to 1"):
-        export(copied, "a", "safetensors", tmp_path / "out")
+        export_network(copied, "a", "safetensors", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -149,7 +148,7 @@ def test_other_data_are_not_taken_for_the_runs_own(copied: Path) -> None:
 
 def test_crops_are_part_of_the_input(tmp_path: Path) -> None:
     recipe = tiny_recipe(ema=0.0, augment={"pad": 0, "crop": 24}, length=Length(epochs=1).model_dump())
-    exported = export(train(recipe, tmp_path / "run"), "a", "safetensors", tmp_path / "out")
+    exported = export_network(train(recipe, tmp_path / "run"), "a", "safetensors", tmp_path / "out")
     how = json.loads((tmp_path / "out" / "preprocessing.json").read_text())
     assert (how["resize"], how["centre_crop"]) == ([28, 28], [24, 24])
     assert exported.shipped.input_shape == (1, 24, 24)
@@ -161,14 +160,14 @@ def test_own_data_keep_their_name(tmp_path: Path) -> None:
     for _ in trainer.train(tiny_recipe(length=Length(epochs=1).model_dump()), tmp_path / "run", data=data):
         pass
     assert json.loads((tmp_path / "run" / "result.json").read_text())["data"]["name"] == "pets"
-    export(tmp_path / "run", "a", "safetensors", tmp_path / "out")
+    export_network(tmp_path / "run", "a", "safetensors", tmp_path / "out")
     card = (tmp_path / "out" / "MODEL_CARD.md").read_text(encoding="utf-8")
     assert card.splitlines()[0].endswith("for `pets`")
     assert "`pets`: 70 training and 50 test images" in card
     assert "fashion" not in card
-    seen = overview(find([tmp_path / "run"]))
+    seen = read_overview(tmp_path / "run")
     assert seen.study.rows[0].group == "pets, 50 images"
-    assert live(seen).subtitle == "run; seed 3; pets"
+    assert live_page(seen).subtitle == "run; seed 3; pets"
 
 
 def test_an_interrupted_run_needs_its_data(interrupted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,4 +234,4 @@ def test_a_diverged_network_is_not_shipped(copied: Path, tmp_path: Path) -> None
     weights["classifier.3.bias"][:] = torch.nan
     save_file(weights, file, about)
     with pytest.raises(ValueError, match="the logits of a are not finite"):
-        export(copied, "a", "safetensors", tmp_path / "out")
+        export_network(copied, "a", "safetensors", tmp_path / "out")

@@ -14,7 +14,7 @@ from made_up import look, made_up_run, quick
 from codistill.data.load import load
 from codistill.engine import trainer
 from codistill.report import mistakes
-from codistill.report.answers import Answers, NotAtHandError, answers
+from codistill.report.answers import Answers, UnavailableError, answers
 from codistill.report.blocks import Chart, Gallery, Words
 from codistill.report.read import read_run
 from tiny import tiny_recipe
@@ -110,7 +110,7 @@ def test_blocks_show_calibration_classes_and_confused_pairs(trained: Path) -> No
 
 
 def refused(folder: Path, until: float | None = None) -> str:
-    with pytest.raises(NotAtHandError) as error:
+    with pytest.raises(UnavailableError) as error:
         answers(read_run(folder), soon() if until is None else until)
     return str(error.value)
 

@@ -82,7 +82,7 @@ def test_a_damaged_description_is_noted(tmp_path: Path) -> None:
 def test_published_results_are_runs_without_a_clock(tmp_path: Path) -> None:
     (tmp_path / "one.json").write_text(json.dumps({**result(quick()), "slimmed": True}))
     (seen,) = look(tmp_path).runs
-    assert (seen.name, seen.finished, seen.clock, seen.heard_at) == ("one", True, {}, None)
+    assert (seen.name, seen.finished, seen.clock, seen.updated_at) == ("one", True, {}, None)
     assert "published for the last epoch alone" in seen.notes[0]
 
 

@@ -26,7 +26,7 @@ class Exported:
     proof: Proof
 
 
-def export(
+def export_network(
     run: str | Path,
     network: str,
     format: str,  # noqa: A002

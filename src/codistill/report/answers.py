@@ -24,7 +24,7 @@ from codistill.runs.folder import RunFolder
 BATCH = 500
 
 
-class NotAtHandError(ValueError):
+class UnavailableError(ValueError):
     """Why a run's answers cannot be had, and what to do about it."""
 
 
@@ -83,13 +83,13 @@ def answers(run: SeenRun, until: float) -> Answers:
     with prepared(runtime) as machine, torch.no_grad():
         on_device = OnDevice.of(data, machine.device, AugmentSettings(**run.recipe.augment.model_dump()))
         try:
-            classify = classify_finished(RunFolder(run.place), run.recipe, data, on_device, machine)
+            classify = classify_finished(RunFolder(run.path), run.recipe, data, on_device, machine)
         except ValueError as error:
-            raise NotAtHandError(str(error)) from error
+            raise UnavailableError(str(error)) from error
         parts = []
         for pixels, _ in on_device.splits["test"].in_batches(BATCH):
             if time.monotonic() > until:
-                raise NotAtHandError("its networks take longer than --patience allows")
+                raise UnavailableError("its networks take longer than --patience allows")
             parts.append({name: _answer(logits) for name, logits in classify(pixels).items()})
     names = tuple(parts[0])
     predicted_MN, confidence_MN = (
@@ -106,18 +106,18 @@ def _answer(logits_BC: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _data(run: SeenRun) -> ImageData:
-    if not run.place.is_dir():
-        raise NotAtHandError("only its result was published, without the weights")
+    if not run.path.is_dir():
+        raise UnavailableError("only its result was published, without the weights")
     if not run.finished:
-        raise NotAtHandError("it is not finished")
+        raise UnavailableError("it is not finished")
     try:
         data = _load(json.dumps(run.recipe.data.model_dump()), run.recipe.seed)
     except (ValueError, OSError) as error:
         # Not the error itself, which says where this machine's owner keeps data: pages are passed on.
         name = run.recipe.data.name
-        raise NotAtHandError(f"the images of {name} are not at hand; see `codistill data {name}`") from error
+        raise UnavailableError(f"the images of {name} are not at hand; see `codistill data {name}`") from error
     if not has_test_images_of(run.data, data):
-        raise NotAtHandError(other_test_images(run.recipe))
+        raise UnavailableError(other_test_images(run.recipe))
     return data
 
 
@@ -134,6 +134,6 @@ def _compare(run: SeenRun, found: Answers) -> None:
         error = 100 * float((found.predicted[index] != found.labels).double().mean())
         recorded = run.result.errors[name]["top1_error"] if run.result else error
         if abs(error - recorded) > TOLERANCES["top1_error"]:
-            raise NotAtHandError(
+            raise UnavailableError(
                 f"the weights of {name} give an error of {error:.2f} %, and its result says {recorded:.2f} %"
             )

@@ -102,7 +102,7 @@ class Chart:
             return Table(self.title, ("series", self.x.title, self.y.title), tuple(rows))
         values = [dict(zip(series.x, series.y, strict=True)) for series in self.series]
         places = sorted({x for value in values for x in value})
-        some = thinned(places, len(places) if self.x.labels else MOST_ROWS)
+        some = thin_out(places, len(places) if self.x.labels else MOST_ROWS)
         rows = [(self._place(x), *(value.get(x) for value in values)) for x in some]
         notes = (f"{len(some)} of {len(places)} places; the CSV has all.",) if len(some) < len(places) else ()
         columns = (self.x.title, *(series.name for series in self.series))
@@ -233,7 +233,7 @@ class Section:
     words: str = ""
 
 
-def laid_out(blocks: Sequence[Block]) -> list[tuple[Block, bool]]:
+def lay_out(blocks: Sequence[Block]) -> list[tuple[Block, bool]]:
     """Each with whether it takes the whole row: what is wide does, and so does what would have nothing beside it."""
     wide = [block.is_wide for block in blocks]
     place = 0
@@ -249,7 +249,7 @@ def rounded(value: float) -> float | None:
     return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
 
 
-def thinned(places: Sequence[float], most: int) -> list[float]:
+def thin_out(places: Sequence[float], most: int) -> list[float]:
     """So many of them, evenly, the first and the last among them."""
     if len(places) <= most:
         return list(places)

@@ -55,7 +55,7 @@ def by_network(entries: Sequence[Entry], measure: Measure) -> Iterator[Series]:
                 else f"{entry.name if mixed else entry.label}, {network}"
             )
             curves = [measure(run, network) for run in entry.runs.values()]
-            series = line(name, curves, place if alone else entry.place, 0 if alone else place)
+            series = line(name, curves, place if alone else entry.index, 0 if alone else place)
             if series:
                 yield series
 
@@ -179,7 +179,7 @@ def _way(source: str, learner: str) -> tuple[str, str]:
 
 def pace(seen: Overview) -> Chart:
     """Images per second between evaluations, by the clock that each run kept."""
-    lines = [line(entry.name, [_paces(run) for run in entry.runs.values()], entry.place) for entry in seen.entries]
+    lines = [line(entry.name, [_paces(run) for run in entry.runs.values()], entry.index) for entry in seen.entries]
     words = "Training images per second since the evaluation before, evaluation and saving included."
     return Chart("pace", "Throughput over the training", EPOCH, Axis("images/s"), _present(lines), words)
 
@@ -208,7 +208,7 @@ def error_against_cost(seen: Overview, cost: Callable[[SeenRun], float | None], 
         ]
         if points:
             x, y = zip(*points, strict=True)
-            series.append(Series(entry.name, x, y, colour=entry.place))
+            series.append(Series(entry.name, x, y, colour=entry.index))
     title = f"Test error against {axis.title}"
     words = "A point for each finished run: the mean error of its networks at the last epoch."
     return Chart(id_, title, axis, ERROR, tuple(series), words, points=True)

@@ -25,10 +25,10 @@ Missing = Mapping[str, Sequence[str]]
 
 def ask(seen: Overview, patience_s: float) -> tuple[dict[str, "Answers"], Missing]:
     """The answers of every entry's first finished run, and why others have none."""
-    if not any(run.finished and run.place.is_dir() for run in seen.runs):
+    if not any(run.finished and run.path.is_dir() for run in seen.runs):
         why = "no run is finished" if not any(run.finished for run in seen.runs) else "only results were published"
         return {}, {f"{why}, and these need trained weights and the test images": []}
-    from codistill.report.answers import NotAtHandError, answers  # torch, which a page without weights does not need
+    from codistill.report.answers import UnavailableError, answers  # torch, which a page without weights does not need
 
     asked: dict[str, Answers] = {}
     missing: dict[str, list[str]] = {}
@@ -37,7 +37,7 @@ def ask(seen: Overview, patience_s: float) -> tuple[dict[str, "Answers"], Missin
         run = next((run for run in entry.runs.values() if run.finished), entry.first)
         try:
             asked[entry.row.key] = answers(run, until)
-        except NotAtHandError as error:
+        except UnavailableError as error:
             missing.setdefault(str(error), []).append(entry.name)
     return asked, missing
 
@@ -57,7 +57,7 @@ def calibration(entries: Sequence[Entry], asked: Asked) -> Chart:
     series = []
     for entry in entries:
         confidence, right, _ = zip(*asked[entry.row.key].reliability(), strict=True)
-        series.append(Series(entry.name, confidence, right, colour=entry.place))
+        series.append(Series(entry.name, confidence, right, colour=entry.index))
     words = "Of the answers given with about this confidence, so many are right. Below the diagonal, too sure."
     axes = Axis("confidence", "%"), Axis("right answers", "%")
     return Chart("calibration", "Calibration", *axes, tuple(series), words, diagonal=True)
@@ -77,7 +77,7 @@ def class_errors(entries: Sequence[Entry], asked: Asked) -> Chart:
     order = sorted(range(len(names)), key=lambda index: -sum(values[index] for values in errors))
     places = tuple(float(place) for place in range(len(order)))
     series = tuple(
-        Series(entry.name, places, tuple(values[index] for index in order), colour=entry.place)
+        Series(entry.name, places, tuple(values[index] for index in order), colour=entry.index)
         for entry, values in zip(entries, errors, strict=True)
     )
     axis = Axis("class", labels=tuple(names[index] for index in order))

@@ -57,13 +57,13 @@ def outcome(seen: Overview) -> Chart:
     series = []
     for colour, network in enumerate(networks):
         ours = [
-            (float(entry.place), run.result.errors[network]["top1_error"])
+            (float(entry.index), run.result.errors[network]["top1_error"])
             for entry in seen.entries
             for run in entry.runs.values()
             if run.result is not None and network in run.result.errors
         ]
         paper = [
-            (float(entry.place), entry.row.paper[network, "top1_error"].mean)
+            (float(entry.index), entry.row.paper[network, "top1_error"].mean)
             for entry in seen.entries
             if (network, "top1_error") in entry.row.paper
         ]
@@ -115,10 +115,10 @@ def run_table(seen: Overview) -> Table:
 def state(run: SeenRun) -> str:
     if run.finished:
         return "finished"
-    if run.heard_at is None:
+    if run.updated_at is None:
         return "not finished"
-    heard_at = datetime.fromtimestamp(run.heard_at).astimezone()
-    return f"not finished; last written {heard_at:%Y-%m-%d %H:%M:%S}"
+    updated_at = datetime.fromtimestamp(run.updated_at).astimezone()
+    return f"not finished; last written {updated_at:%Y-%m-%d %H:%M:%S}"
 
 
 def epochs(run: SeenRun) -> str:
@@ -145,10 +145,10 @@ def cost_blocks(seen: Overview) -> Iterator[Block]:
 
 def counted_cost(seen: Overview) -> Iterator[Block]:
     """Error against operations. They are counted on networks, so this imports torch."""
-    flops = {run.place: count for run in seen.runs if (count := training_flops(run.recipe))}
+    flops = {run.path: count for run in seen.runs if (count := training_flops(run.recipe))}
     unit, size = _unit(FLOP_UNITS, max(flops.values(), default=0))
     axis = Axis("training cost", unit)
-    chart = curves.error_against_cost(seen, lambda run: flops.get(run.place, 0) / size, "cost-flops", axis)
+    chart = curves.error_against_cost(seen, lambda run: flops.get(run.path, 0) / size, "cost-flops", axis)
     if chart.series:
         yield chart
 
@@ -209,7 +209,7 @@ def repeat_blocks(seen: Overview) -> Iterator[Block]:
             Grid(_environment(entry)),
             *([Code("As it was typed", typed)] if typed else []),
         )
-        yield Fold(f"recipe-{entry.place}", f"Recipe and environment: {entry.name}", blocks)
+        yield Fold(f"recipe-{entry.index}", f"Recipe and environment: {entry.name}", blocks)
 
 
 def _study_command(seen: Overview) -> str:
