@@ -12,6 +12,7 @@ from calling import TINY, Codistill
 from codistill.cli import explore
 from codistill.networks import names
 from codistill.recipes import NAMES as RECIPES
+from codistill.recipes.datasets import DATASETS
 from codistill.recipes.schema import Recipe
 from codistill.studies.catalogue import NAMES as STUDIES
 from codistill.transfer.methods import NAMES as METHODS

@@ -96,7 +96,7 @@ def test_the_text_form_of_a_long_chart_has_some_of_its_places() -> None:
     table = Chart("id", "Title", Axis("epoch"), Axis("error"), (Series("s", values, values),)).table()
     assert len(table.rows) == 24
     assert (table.rows[0], table.rows[-1]) == ((1, 1.0), (200, 200.0))
-    assert table.notes == ("24 of 200 places; the CSV has all.",)
+    assert table.notes == ("24 of 200 rows; the CSV has all.",)
     assert thin_out([1.0, 2.0], 5) == [1.0, 2.0]
 
 

@@ -67,7 +67,7 @@ def build_report(*paths: str | Path, patience_s: float = PATIENCE_S) -> Page:
 
 def report_page(seen: Overview, *, patience_s: float = PATIENCE_S) -> Page:
     """Return the complete page; classifying test images takes at most ``patience_s`` seconds."""
-    asked, missing = mistakes.ask(seen, patience_s)
+    asked, missing = mistakes.collect_answers(seen, patience_s)
     answers = tuple(mistakes.blocks(seen, asked, missing))
     return _page(seen, asked, answers, (*sections.counted_cost(seen), *sections.cost_blocks(seen)))
 
@@ -135,7 +135,7 @@ def _entry_blocks(entry: Entry, prefix: str, asked: mistakes.Asked) -> Iterator[
         yield agreement
     for chart in (curves.classifiers(entry, prefix), divergences):
         if chart is not None:
-            yield chart if chart.series else curves.absent(chart)
+            yield chart if chart.series else curves.missing_note(chart)
 
 
 def _weights(entry: Entry) -> Matrix:
