@@ -99,7 +99,7 @@ def test_the_command_and_the_recipe_are_there(study: Path) -> None:
 
 
 def test_a_page_goes_nowhere_but_into_a_file(study: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is a folder; name a file for the page"):
+    with pytest.raises(ValueError, match="is a folder; give a file name"):
         made(study).write(tmp_path)
     with pytest.raises(ValueError, match="it is not there, or no longer"):
         made(study).write(tmp_path / "none" / "report.html")

@@ -117,7 +117,7 @@ def test_what_is_no_run_is_refused_with_what_is(tmp_path: Path, make: object, wo
     make(tmp_path / "thing")
     with pytest.raises(ValueError, match=word) as error:
         find([tmp_path / "thing"])
-    assert "give a run's folder, a study's folder" in str(error.value)
+    assert "give the folder of a run or a study" in str(error.value)
 
 
 def test_nothing_is_written_to_a_run(tmp_path: Path) -> None:
