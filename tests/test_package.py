@@ -47,7 +47,7 @@ ALLOWED = {
     "trackers": TRACKERS,
     "distributed": {"__version__"} | DISTRIBUTED,
     "cli": {"cli", "__version__"} | REPORT | EXPORT | TRACKERS | DISTRIBUTED,
-    "__init__": {"cli"} | STUDIES,
+    "__init__": {"cli"} | REPORT | EXPORT | TRACKERS,
     "__main__": {"cli"},
 }
 

@@ -1,8 +1,8 @@
-"""Networks that teach each other while they learn. What is listed here is the public surface.
+"""Networks that teach each other while they learn. The names listed here are the public API.
 
     from codistill import Cohort, Objective, methods
 
-Names are imported when they are first used: ``import codistill`` by itself imports no torch.
+Names are imported when they are first used, so ``import codistill`` alone does not import torch.
 """
 
 from typing import TYPE_CHECKING
@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from codistill import recipes
     from codistill.cohort import Cohort
+    from codistill.data.datasets import from_datasets
     from codistill.engine.trainer import train
+    from codistill.export.export import export_network
+    from codistill.export.formats import read_weights
+    from codistill.export.predict import predict
     from codistill.recipes.schema import Recipe
+    from codistill.report.overview import read_overview
+    from codistill.report.page import build_report
+    from codistill.studies.network_costs import count_costs
+    from codistill.trackers.following import Followers
     from codistill.transfer import methods
     from codistill.transfer.graph import Outline, Transfer, TransferGraph
     from codistill.transfer.objective import Objective
@@ -20,55 +28,60 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Cohort",
+    "Followers",
     "Objective",
     "Outline",
     "Recipe",
     "Transfer",
     "TransferGraph",
     "__version__",
+    "build_report",
+    "count_costs",
+    "export_network",
+    "from_datasets",
     "methods",
+    "predict",
+    "read_overview",
+    "read_weights",
     "recipes",
     "train",
 ]
+
+_MODULES = {
+    "Cohort": "codistill.cohort",
+    "Followers": "codistill.trackers.following",
+    "Objective": "codistill.transfer.objective",
+    "Outline": "codistill.transfer.graph",
+    "Recipe": "codistill.recipes.schema",
+    "Transfer": "codistill.transfer.graph",
+    "TransferGraph": "codistill.transfer.graph",
+    "build_report": "codistill.report.page",
+    "count_costs": "codistill.studies.network_costs",
+    "export_network": "codistill.export.export",
+    "from_datasets": "codistill.data.datasets",
+    "predict": "codistill.export.predict",
+    "read_overview": "codistill.report.overview",
+    "read_weights": "codistill.export.formats",
+    "train": "codistill.engine.trainer",
+}
 
 
 def __dir__() -> list[str]:
     return __all__
 
 
-if not TYPE_CHECKING:  # a type checker would take every misspelt name for something that __getattr__ returns
+if not TYPE_CHECKING:  # a type checker would accept every misspelt name as a result of __getattr__
 
     def __getattr__(name: str) -> object:
+        from importlib import import_module
+
+        if name in _MODULES:
+            return getattr(import_module(_MODULES[name]), name)
         match name:
-            case "Cohort":
-                from codistill.cohort import Cohort
-
-                return Cohort
-            case "Objective":
-                from codistill.transfer.objective import Objective
-
-                return Objective
-            case "Outline" | "Transfer" | "TransferGraph":
-                from codistill.transfer import graph
-
-                return getattr(graph, name)
-            case "Recipe":
-                from codistill.recipes.schema import Recipe
-
-                return Recipe
             case "methods":
-                from codistill.transfer import methods
-
-                return methods
+                return import_module("codistill.transfer.methods")
             case "recipes":
-                # Not "from codistill import recipes": that would ask this function again.
-                import codistill.recipes as recipes
-
-                return recipes
-            case "train":
-                from codistill.engine.trainer import train
-
-                return train
+                return import_module("codistill.recipes")
             case "__version__":
                 from importlib.metadata import PackageNotFoundError, version
 

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import torch
@@ -13,7 +12,8 @@ from calling import TINY, Codistill
 from codistill.cli import explore
 from codistill.networks.families import describe_families
 from codistill.recipes import NAMES as RECIPES
-from codistill.recipes.schema import Data, Recipe
+from codistill.recipes.datasets import DATASETS
+from codistill.recipes.schema import Recipe
 from codistill.studies.catalogue import NAMES as STUDIES
 from codistill.transfer.methods import NAMES as METHODS
 
@@ -217,7 +217,7 @@ def test_listings_have_every_name_with_a_line_on_it(codistill: Codistill) -> Non
         "recipes": RECIPES,
         "methods": METHODS,
         "networks": tuple(describe_families()),
-        "data": get_args(Data.model_fields["name"].annotation),
+        "data": tuple(DATASETS),
         "studies": STUDIES,
     }
     assert tuple(explore.LISTINGS) == tuple(expected)

@@ -265,7 +265,7 @@ def test_evaluate_says_what_to_do_about_too_little_memory(
     monkeypatch.setattr("codistill.engine.finished.evaluate", no_memory)
     result = codistill("evaluate", finished.folder)
     assert result.exit_code == 2
-    assert "set CUDA_VISIBLE_DEVICES= to measure on the CPU" in result.stderr
+    assert "set CUDA_VISIBLE_DEVICES= to evaluate on the CPU" in result.stderr
 
 
 def test_evaluate_notices_other_weights(copied: Path, codistill: Codistill) -> None:

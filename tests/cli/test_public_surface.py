@@ -12,6 +12,7 @@ import sys
 import codistill
 assert not {"torch", "numpy", "pydantic"} & sys.modules.keys()
 from codistill import Outline, Recipe, Transfer, TransferGraph, methods, recipes
+from codistill import build_report, count_costs, read_overview
 assert not {"torch", "numpy"} & sys.modules.keys()
 assert codistill.recipes is recipes and recipes.get("quickstart").method == "dcm"
 assert codistill.__version__
@@ -25,15 +26,23 @@ def test_importing_imports_no_torch() -> None:
 
 
 def test_every_public_name_is_what_it_says() -> None:
-    assert len(codistill.__all__) == 10
+    assert len(codistill.__all__) == 18
     assert dir(codistill) == sorted(codistill.__all__)
     places = {
         "Cohort": "codistill.cohort",
+        "Followers": "codistill.trackers.following",
         "Objective": "codistill.transfer.objective",
         "Outline": "codistill.transfer.graph",
         "Recipe": "codistill.recipes.schema",
         "Transfer": "codistill.transfer.graph",
         "TransferGraph": "codistill.transfer.graph",
+        "build_report": "codistill.report.page",
+        "count_costs": "codistill.studies.network_costs",
+        "export_network": "codistill.export.export",
+        "from_datasets": "codistill.data.datasets",
+        "predict": "codistill.export.predict",
+        "read_overview": "codistill.report.overview",
+        "read_weights": "codistill.export.formats",
         "train": "codistill.engine.trainer",
     }
     for name, module in places.items():

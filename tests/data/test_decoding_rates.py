@@ -48,7 +48,7 @@ def test_bench_measures_both_and_says_what_to_set(photos: Path, capsys: pytest.C
     changes = [*SMALL, "runtime.device=cpu", "runtime.threads=1"]
     bench_data(photos, "imagenet/resnet-18-twins", changes, seconds=0.1, images_per_s=None, as_json=True)
     shown = capsys.readouterr()
-    assert "measuring how fast images are decoded, by up to" in shown.err
+    assert "measuring the decoding rate with up to" in shown.err
     assert "measuring training steps of 4 images, which can take minutes on a CPU" in shown.err
     found = json.loads(shown.out)
     assert "1" in found["decoding"]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from codistill.data import embedded
 from codistill.data.augmentation import normalise
-from codistill.export.export import Exported, export
+from codistill.export.export import Exported, export_network
 from codistill.export.formats import FORMATS
 from codistill.recipes.schema import Length
 from tiny import tiny_recipe
@@ -39,7 +39,7 @@ def averaged(tmp_path_factory: Folders) -> Path:
 def exported(finished: Path, tmp_path_factory: Folders) -> dict[str, Exported]:
     """Network a of the finished run in every format."""
     folder = tmp_path_factory.mktemp("exported")
-    return {name: export(finished, "a", name, folder / name) for name in FORMATS}
+    return {name: export_network(finished, "a", name, folder / name) for name in FORMATS}
 
 
 @pytest.fixture(scope="session")

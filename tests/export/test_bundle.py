@@ -11,7 +11,7 @@ import pytest
 from tiny_runs import train
 
 from codistill.export import bundle
-from codistill.export.export import Exported, code, export
+from codistill.export.export import Exported, code, export_network
 from codistill.recipes.schema import Length
 from tiny import tiny_recipe
 
@@ -35,9 +35,9 @@ def test_files_of_an_export(exported: dict[str, Exported]) -> None:
 
 
 def test_an_earlier_export_is_replaced_whole(finished: Path, tmp_path: Path) -> None:
-    export(finished, "a", "pt2", tmp_path / "out")
+    export_network(finished, "a", "pt2", tmp_path / "out")
     (tmp_path / "out" / "notes.txt").write_text("mine")
-    export(finished, "b", "safetensors", tmp_path / "out")
+    export_network(finished, "b", "safetensors", tmp_path / "out")
     assert found(tmp_path / "out") == FILES | {"model.safetensors", "notes.txt"}
     assert "`resnet-8`, called `b`" in (tmp_path / "out" / "MODEL_CARD.md").read_text()
     assert bundle.read(tmp_path / "out").format == "safetensors"
@@ -47,9 +47,9 @@ def test_other_files_are_refused_and_stay_when_forced(finished: Path, tmp_path: 
     (tmp_path / "model.onnx").write_bytes(b"somebody's own")
     (tmp_path / "labels.json").write_text("[]")
     with pytest.raises(ValueError, match=r"not part of an export, such as labels.json; .* --force"):
-        export(finished, "a", "safetensors", tmp_path)
+        export_network(finished, "a", "safetensors", tmp_path)
     assert found(tmp_path) == {"model.onnx", "labels.json"}
-    export(finished, "a", "safetensors", tmp_path, force=True)
+    export_network(finished, "a", "safetensors", tmp_path, force=True)
     assert (tmp_path / "model.onnx").read_bytes() == b"somebody's own"
     assert found(tmp_path) == FILES | {"model.onnx", "model.safetensors"}
     assert len(bundle.read(tmp_path).labels) == 10
@@ -58,7 +58,7 @@ def test_other_files_are_refused_and_stay_when_forced(finished: Path, tmp_path: 
 def test_the_run_itself_is_no_place_for_an_export(copied: Path) -> None:
     before = found(copied)
     with pytest.raises(ValueError, match="contains files that are not part of an export"):
-        export(copied, "a", "safetensors", copied)
+        export_network(copied, "a", "safetensors", copied)
     assert found(copied) == before
 
 
@@ -66,7 +66,7 @@ def test_the_run_itself_is_no_place_for_an_export(copied: Path) -> None:
 def test_an_export_json_of_somebody_else_makes_no_export(manifest: str, finished: Path, tmp_path: Path) -> None:
     (tmp_path / "export.json").write_text(manifest)
     with pytest.raises(ValueError, match=r"such as export\.json"):
-        export(finished, "a", "safetensors", tmp_path)
+        export_network(finished, "a", "safetensors", tmp_path)
     with pytest.raises(ValueError, match=r"is not an export: it has no readable export\.json"):
         bundle.read(tmp_path)
 
@@ -74,9 +74,9 @@ def test_an_export_json_of_somebody_else_makes_no_export(manifest: str, finished
 def test_a_target_that_cannot_be_a_folder(finished: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="file is a file; choose a folder with --out"):
-        export(finished, "a", "safetensors", tmp_path / "file")
+        export_network(finished, "a", "safetensors", tmp_path / "file")
     with pytest.raises(ValueError, match=r"file/below: cannot write the export \(Not a directory\)"):
-        export(finished, "a", "safetensors", tmp_path / "file" / "below")
+        export_network(finished, "a", "safetensors", tmp_path / "file" / "below")
 
 
 def test_a_target_that_may_not_be_written(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,33 +86,33 @@ def test_a_target_that_may_not_be_written(finished: Path, tmp_path: Path, monkey
     (tmp_path / "out").mkdir()
     monkeypatch.setattr(bundle, "TemporaryDirectory", refused)  # whoever runs the tests may be allowed everything
     with pytest.raises(ValueError, match=r"out: cannot write the export \(Permission denied\): it is read-only or not"):
-        export(finished, "a", "safetensors", tmp_path / "out")
+        export_network(finished, "a", "safetensors", tmp_path / "out")
 
 
 def test_an_export_that_fails_leaves_nothing(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    export(finished, "a", "safetensors", tmp_path / "old")
+    export_network(finished, "a", "safetensors", tmp_path / "old")
     before = {path.name: path.read_bytes() for path in (tmp_path / "old").iterdir()}
     monkeypatch.setattr("codistill.export.export.prove", interrupt)
     for name in ("old", "new"):
         with pytest.raises(KeyboardInterrupt):
-            export(finished, "b", "safetensors", tmp_path / name)
+            export_network(finished, "b", "safetensors", tmp_path / name)
     assert not (tmp_path / "new").exists()
     assert {path.name: path.read_bytes() for path in (tmp_path / "old").iterdir()} == before
 
 
 def test_an_unknown_format(finished: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"unknown format 'onyx'; did you mean 'onnx'\? Allowed: safetensors, pt2"):
-        export(finished, "a", "onyx", tmp_path / "out")
+        export_network(finished, "a", "onyx", tmp_path / "out")
 
 
 @pytest.mark.parametrize("library", ["onnx", "onnxscript", "onnxruntime"])
 def test_a_missing_library(library: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(ValueError, match=rf"onnx needs {library}, .* type: pip install '\.\[export\]'"):
-        export(finished, "a", "onnx", tmp_path / "out")
+        export_network(finished, "a", "onnx", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -147,7 +147,7 @@ def test_the_card_says_what_the_result_says(exported: dict[str, Exported], finis
 
 def test_the_card_of_a_network_that_learned_alone(tmp_path: Path) -> None:
     recipe = tiny_recipe(method="independent", ema=0.0, length=Length(epochs=1).model_dump())
-    exported = export(train(recipe, tmp_path / "run"), "a", "safetensors", tmp_path / "out")
+    exported = export_network(train(recipe, tmp_path / "run"), "a", "safetensors", tmp_path / "out")
     card = (exported.model.parent / "MODEL_CARD.md").read_text()
     assert "| trained with | no other network |\n" in card
     assert "auxiliary classifiers" not in card
@@ -158,7 +158,7 @@ def test_the_card_counts_images_that_were_left_out(copied: Path, tmp_path: Path)
     about = json.loads((copied / "data.json").read_text())
     skipped = [{"file": f"train/cat/{number}.png", "why": "truncated"} for number in range(1200)]
     (copied / "data.json").write_text(json.dumps({**about, "skipped": skipped}))
-    export(copied, "a", "safetensors", tmp_path / "out")
+    export_network(copied, "a", "safetensors", tmp_path / "out")
     card = (tmp_path / "out" / "MODEL_CARD.md").read_text()
     assert "Unreadable images that were left out: 1,200.\n" in card
 

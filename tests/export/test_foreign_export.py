@@ -17,7 +17,7 @@ from codistill.data.augmentation import normalise
 from codistill.data.images import ImageData, Images
 from codistill.engine import trainer
 from codistill.export import bundle
-from codistill.export.export import Exported, export
+from codistill.export.export import Exported, export_network
 from codistill.export.formats import FORMATS
 from codistill.recipes.schema import Length
 from tiny import tiny_recipe
@@ -63,7 +63,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def shipped(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Exported]:
     folder = tmp_path_factory.mktemp("exported")
-    return {(name, form): export(trained, name, form, folder / f"{name}-{form}") for name, form in CASES}
+    return {(name, form): export_network(trained, name, form, folder / f"{name}-{form}") for name, form in CASES}
 
 
 @pytest.fixture(scope="module")

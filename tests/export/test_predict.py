@@ -16,7 +16,7 @@ from torch import Tensor
 from codistill.data import embedded
 from codistill.export.bundle import Preprocessing
 from codistill.export.export import Exported
-from codistill.export.predict import Prediction, ReadyExport, Unreadable, find_images, predict
+from codistill.export.predict import LoadedExport, Prediction, Unreadable, find_images, predict
 
 IMAGES = 70  # more than one batch
 
@@ -97,7 +97,7 @@ def test_a_pipe_is_not_waited_for(exported: dict[str, Exported], photos: Path, t
     assert [type(outcome) for outcome in outcomes] == [Unreadable, Prediction]
 
 
-def ready(channels: str, size: int, crop: int, mean: tuple[float, ...]) -> ReadyExport:
+def ready(channels: str, size: int, crop: int, mean: tuple[float, ...]) -> LoadedExport:
     how = Preprocessing(
         channels=channels,  # type: ignore[arg-type]
         resize=(size, size),
@@ -105,7 +105,7 @@ def ready(channels: str, size: int, crop: int, mean: tuple[float, ...]) -> Ready
         mean=mean,
         std=(0.5,) * len(mean),
     )
-    return ReadyExport(lambda images: images.flatten(1)[:, :2], ("no", "yes"), how)
+    return LoadedExport(lambda images: images.flatten(1)[:, :2], ("no", "yes"), how)
 
 
 def test_colours_become_what_the_network_has(tmp_path: Path) -> None:
@@ -210,6 +210,8 @@ def test_an_image_of_another_shape_is_fitted_as_in_training(fit: str, left_half:
         mean=(0.5,) * 3,
         std=(0.25,) * 3,  # type: ignore[arg-type]
     )
-    read = ReadyExport(classify=lambda images: images, labels=("a", "b"), preprocessing=how).read(tmp_path / "wide.png")
+    read = LoadedExport(classify=lambda images: images, labels=("a", "b"), preprocessing=how).read(
+        tmp_path / "wide.png"
+    )
     assert isinstance(read, Tensor)
     assert int(read[0, 4, 0]) == left_half

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import zoo
 from codistill.export.export import Exported
 from codistill.export.formats import FORMATS
-from codistill.export.network import take_out
+from codistill.export.network import load_network
 from codistill.export.proofs import latency_ms, prove, require_same, same_nodes
 from codistill.networks.adapters.architecture import LibraryArchitecture
 from codistill.networks.backbone import Architecture, Backbone
@@ -46,7 +46,7 @@ class HeadComputed(Backbone):
     [*((name, HeadAdded) for name in FORMATS), ("safetensors", HeadComputed), ("pt2", HeadComputed)],
 )
 def test_a_head_that_is_left_in_is_noticed(name: str, kind: type[Backbone], finished: Path, tmp_path: Path) -> None:
-    shipped, form = take_out(finished, "a"), FORMATS[name]
+    shipped, form = load_network(finished, "a"), FORMATS[name]
     with_head = deepcopy(shipped.network)
     with_head.left_in = deepcopy(shipped.cohort.members["a"].heads["stage2"])
     with_head.__class__ = kind
@@ -105,7 +105,7 @@ def test_every_family_has_nothing_that_our_own_look_into_the_file_refuses(
 
 def test_another_network_of_the_same_weights_is_noticed(finished: Path, tmp_path: Path) -> None:
     """How much is dropped has no effect in evaluation, but a node says it."""
-    shipped, form = take_out(finished, "a"), FORMATS["pt2"]
+    shipped, form = load_network(finished, "a"), FORMATS["pt2"]
     other = dataclasses.replace(shipped.identity, network="wrn-10-1-dropout-0.2")
     form.write(tmp_path / form.file, shipped.network, shipped.identity, SHAPE)
     with pytest.raises(ValueError, match=r"not the plain backbone's: node \d+ is %dropout"):

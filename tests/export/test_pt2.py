@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from codistill.export.export import Exported, export
+from codistill.export.export import Exported, export_network
 from codistill.export.formats import FORMATS, Identity, Pt2
 from codistill.export.predict import predict
 
@@ -85,7 +85,7 @@ def test_a_file_put_in_the_place_of_the_export_is_not_loaded(
 
     monkeypatch.setattr(Pt2, "write", write_and_lose)
     with pytest.raises(ValueError, match="only files written by this process are loaded"):
-        export(finished, "a", "pt2", tmp_path / "out")
+        export_network(finished, "a", "pt2", tmp_path / "out")
     assert MODULE not in sys.modules
     assert not (tmp_path / "out").exists()
 

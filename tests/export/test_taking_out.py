@@ -14,14 +14,13 @@ from tiny_runs import train
 
 from codistill.data import embedded
 from codistill.engine import trainer
-from codistill.export.export import export
+from codistill.export.export import export_network
 from codistill.export.formats import FORMATS
-from codistill.export.network import take_out
+from codistill.export.network import load_network
 from codistill.export.proofs import prove
 from codistill.recipes.schema import Length
-from codistill.report.overview import overview
-from codistill.report.page import live
-from codistill.report.read import find
+from codistill.report.overview import read_overview
+from codistill.report.page import live_page
 from codistill.runs.checkpoint import Store
 from tiny import tiny_recipe
 
@@ -48,7 +47,7 @@ def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> boo
 
 
 def test_a_finished_run_ships_its_weight_file(finished: Path) -> None:
-    shipped = take_out(finished, "b")
+    shipped = load_network(finished, "b")
     assert shipped.identity.network == "resnet-8"
     assert same(shipped.network.state_dict(), load_file(finished / "weights" / "b.safetensors"))
     assert (shipped.history.finished, shipped.done.epoch, shipped.done.step) == (True, 1, 0)
@@ -57,7 +56,7 @@ def test_a_finished_run_ships_its_weight_file(finished: Path) -> None:
 
 
 def test_an_interrupted_run_ships_its_newest_checkpoint_and_says_so(interrupted: Path, tmp_path: Path) -> None:
-    exported = export(interrupted, "a", "safetensors", tmp_path / "out")
+    exported = export_network(interrupted, "a", "safetensors", tmp_path / "out")
     assert same(load_file(exported.model), saved_weights(interrupted, "cohort/members.a.backbone."))
     assert not exported.shipped.history.finished
     assert (exported.shipped.done.epoch, exported.shipped.done.step) == (1, 1)
@@ -68,7 +67,7 @@ def test_an_interrupted_run_ships_its_newest_checkpoint_and_says_so(interrupted:
 
 
 def test_the_moving_average_ships(averaged: Path, tmp_path: Path) -> None:
-    exported = export(averaged, "a", "safetensors", tmp_path / "finished")
+    exported = export_network(averaged, "a", "safetensors", tmp_path / "finished")
     average, learned = saved_weights(averaged, "average/a."), saved_weights(averaged, "cohort/members.a.backbone.")
     assert same(load_file(exported.model), average)
     assert not same(average, learned)
@@ -77,7 +76,7 @@ def test_the_moving_average_ships(averaged: Path, tmp_path: Path) -> None:
 
 def test_the_moving_average_of_an_interrupted_run_ships(tmp_path: Path) -> None:
     run = train(tiny_recipe(), tmp_path / "run", steps=2)
-    exported = export(run, "b", "safetensors", tmp_path / "out")
+    exported = export_network(run, "b", "safetensors", tmp_path / "out")
     assert same(load_file(exported.model), saved_weights(run, "average/b."))
     assert "Not measured yet" in (tmp_path / "out" / "MODEL_CARD.md").read_text()
 
@@ -85,15 +84,15 @@ def test_the_moving_average_of_an_interrupted_run_ships(tmp_path: Path) -> None:
 def test_a_frozen_teacher_ships_as_it_came(averaged: Path, tmp_path: Path) -> None:
     teacher = averaged / "weights" / "a.safetensors"
     run = train(tiny_recipe(method="kd", start={"a": str(teacher)}), tmp_path / "run", steps=2)
-    shipped = take_out(run, "a")
+    shipped = load_network(run, "a")
     assert same(shipped.network.state_dict(), load_file(teacher))
     assert not shipped.history.averaged
-    assert take_out(run, "b").history.averaged
+    assert load_network(run, "b").history.averaged
 
 
 def test_without_checkpoints_the_proof_uses_new_heads(copied: Path) -> None:
     shutil.rmtree(copied / "checkpoints")
-    shipped = take_out(copied, "a")
+    shipped = load_network(copied, "a")
     assert not shipped.heads_kept
     assert list(shipped.cohort.members["a"].heads) == ["stage2", "stage1"]
     assert same(shipped.network.state_dict(), load_file(copied / "weights" / "a.safetensors"))
@@ -103,11 +102,11 @@ def test_an_earlier_checkpoint_says_nothing_of_the_last_epoch(copied: Path) -> N
     earlier, last = sorted((copied / "checkpoints").iterdir())
     shutil.rmtree(last)
     assert earlier.name == "step-00000002"
-    assert not take_out(copied, "a").heads_kept
+    assert not load_network(copied, "a").heads_kept
 
 
 def test_what_was_measured_after_the_checkpoint_is_not_the_networks(interrupted: Path) -> None:
-    history = take_out(interrupted, "a").history
+    history = load_network(interrupted, "a").history
     assert history.measured_until(0) is None
     measured = history.measured_until(1)
     assert measured is not None
@@ -117,7 +116,7 @@ def test_what_was_measured_after_the_checkpoint_is_not_the_networks(interrupted:
 def test_damaged_checkpoints_do_not_keep_a_finished_run_back(copied: Path) -> None:
     for file in (copied / "checkpoints").rglob("*.safetensors"):
         file.write_bytes(b"")
-    assert not take_out(copied, "a").heads_kept
+    assert not load_network(copied, "a").heads_kept
 
 
 def test_a_weight_file_that_is_not_the_checkpoints_is_refused(copied: Path, tmp_path: Path) -> None:
@@ -126,13 +125,13 @@ def test_a_weight_file_that_is_not_the_checkpoints_is_refused(copied: Path, tmp_
     weights["classifier.3.bias"] = weights["classifier.3.bias"] + 1
     save_file(weights, file, about)
     with pytest.raises(ValueError, match="in the cohort with its heads give logits that differ by up to 1"):
-        export(copied, "a", "safetensors", tmp_path / "out")
+        export_network(copied, "a", "safetensors", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_without_its_data_a_finished_run_is_proved_on_noise(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("codistill.export.network.load", no_data)
-    shipped = take_out(copied, "a")
+    shipped = load_network(copied, "a")
     assert shipped.data is None
     file = copied / "weights" / "a.safetensors"
     proof = prove(shipped, FORMATS["safetensors"], file)
@@ -144,12 +143,12 @@ def test_other_data_are_not_taken_for_the_runs_own(copied: Path) -> None:
     report = json.loads((copied / "data.json").read_text())
     report["sets"]["test"]["pixels_sha256"] = "0" * 64
     (copied / "data.json").write_text(json.dumps(report))
-    assert take_out(copied, "a").data is None
+    assert load_network(copied, "a").data is None
 
 
 def test_crops_are_part_of_the_input(tmp_path: Path) -> None:
     recipe = tiny_recipe(ema=0.0, augment={"pad": 0, "crop": 24}, length=Length(epochs=1).model_dump())
-    exported = export(train(recipe, tmp_path / "run"), "a", "safetensors", tmp_path / "out")
+    exported = export_network(train(recipe, tmp_path / "run"), "a", "safetensors", tmp_path / "out")
     how = json.loads((tmp_path / "out" / "preprocessing.json").read_text())
     assert (how["resize"], how["centre_crop"]) == ([28, 28], [24, 24])
     assert exported.shipped.input_shape == (1, 24, 24)
@@ -161,20 +160,20 @@ def test_own_data_keep_their_name(tmp_path: Path) -> None:
     for _ in trainer.train(tiny_recipe(length=Length(epochs=1).model_dump()), tmp_path / "run", data=data):
         pass
     assert json.loads((tmp_path / "run" / "result.json").read_text())["data"]["name"] == "pets"
-    export(tmp_path / "run", "a", "safetensors", tmp_path / "out")
+    export_network(tmp_path / "run", "a", "safetensors", tmp_path / "out")
     card = (tmp_path / "out" / "MODEL_CARD.md").read_text(encoding="utf-8")
     assert card.splitlines()[0].endswith("for `pets`")
     assert "`pets`: 70 training and 50 test images" in card
     assert "fashion" not in card
-    seen = overview(find([tmp_path / "run"]))
+    seen = read_overview(tmp_path / "run")
     assert seen.study.rows[0].group == "pets, 50 images"
-    assert live(seen).subtitle == "run; seed 3; pets"
+    assert live_page(seen).subtitle == "run; seed 3; pets"
 
 
 def test_an_interrupted_run_needs_its_data(interrupted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("codistill.export.network.load", no_data)
     with pytest.raises(ValueError, match=r"those of fashion are not at hand, .* finish with: codistill train "):
-        take_out(interrupted, "a")
+        load_network(interrupted, "a")
 
 
 def test_an_interrupted_run_says_where_its_data_are_missed(tmp_path: Path) -> None:
@@ -188,37 +187,37 @@ def test_an_interrupted_run_says_where_its_data_are_missed(tmp_path: Path) -> No
     run = train(tiny_recipe(ema=0.0, batch_size=4, data=data), tmp_path / "run", steps=1)
     photos.rename(tmp_path / "elsewhere")
     with pytest.raises(ValueError, match=rf"but those of folder \({photos}\) are not at hand, or are others now"):
-        take_out(run, "a")
+        load_network(run, "a")
 
 
 def test_a_run_that_saved_nothing(interrupted: Path, tmp_path: Path) -> None:
     run = shutil.copytree(interrupted, tmp_path / "run")
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(ValueError, match=r"has saved nothing yet, .* train on with: codistill train "):
-        take_out(run, "a")
+        load_network(run, "a")
 
 
 def test_what_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"is not a run: it has no recipe\.yaml"):
-        take_out(tmp_path, "a")
+        load_network(tmp_path, "a")
 
 
 def test_an_unknown_network(finished: Path) -> None:
     with pytest.raises(ValueError, match=r"unknown network of .* 'c'; Allowed: a, b"):
-        take_out(finished, "c")
+        load_network(finished, "c")
 
 
 @pytest.mark.parametrize("content", [b"", b"not safetensors"])
 def test_an_unreadable_weight_file(copied: Path, content: bytes) -> None:
     (copied / "weights" / "a.safetensors").write_bytes(content)
     with pytest.raises(ValueError, match=r"a\.safetensors is not a readable safetensors file"):
-        take_out(copied, "a")
+        load_network(copied, "a")
 
 
 def test_the_weight_file_of_another_network(copied: Path) -> None:
     shutil.copy(copied / "weights" / "b.safetensors", copied / "weights" / "a.safetensors")
     with pytest.raises(ValueError, match=r"the weights of a in .* do not fit the network: \d+ tensors are missing"):
-        take_out(copied, "a")
+        load_network(copied, "a")
 
 
 @pytest.mark.parametrize("about", [None, {"codistill": "{}"}, {"codistill": "["}, {"other": "x"}])
@@ -226,7 +225,7 @@ def test_a_weight_file_that_codistill_did_not_write(copied: Path, about: dict[st
     file = copied / "weights" / "a.safetensors"
     save_file(load_file(file), file, about)
     with pytest.raises(ValueError, match="does not name its network"):
-        take_out(copied, "a")
+        load_network(copied, "a")
 
 
 def test_a_diverged_network_is_not_shipped(copied: Path, tmp_path: Path) -> None:
@@ -235,4 +234,4 @@ def test_a_diverged_network_is_not_shipped(copied: Path, tmp_path: Path) -> None
     weights["classifier.3.bias"][:] = torch.nan
     save_file(weights, file, about)
     with pytest.raises(ValueError, match="the logits of a are not finite"):
-        export(copied, "a", "safetensors", tmp_path / "out")
+        export_network(copied, "a", "safetensors", tmp_path / "out")

@@ -157,7 +157,7 @@ def tensors_file(header, data=b"", length=None):
     return struct.pack("<Q", len(text) if length is None else length) + text + data
 
 
-def laid_out(strides):
+def lay_out(strides):
     header = {
         "__metadata__": {"strides": strides},
         "a": {"dtype": "F32", "shape": [2, 1, 2], "data_offsets": [0, 16]},
@@ -193,13 +193,13 @@ HOSTILE = {
     "a tensor of 1 TB": (sealed("tensors.safetensors", tensors_file(HUGE)), "metadata"),
     "no tensors at all": (sealed("tensors.safetensors", b""), "header"),
     "no layout": (sealed("tensors.safetensors", tensors_file({})), "tensors.safetensors does not say"),
-    "a layout of 1 TB": (laid_out('{"a": [1, 1, 274877906944]}'), "tensors.safetensors does not say"),
-    "a layout that overlaps": (laid_out('{"a": [1, 1, 1]}'), "tensors.safetensors does not say"),
-    "a negative layout": (laid_out('{"a": [1, -5, 2]}'), "tensors.safetensors does not say"),
-    "a layout beyond numbers": (laid_out('{"a": [1, 1e400, 2]}'), "tensors.safetensors does not say"),
-    "a layout of words": (laid_out('{"a": ["1", "1", "2"]}'), "tensors.safetensors does not say"),
-    "a layout of other axes": (laid_out('{"a": [1, 2]}'), "tensors.safetensors does not say"),
-    "a layout that is no object": (laid_out("[]"), "tensors.safetensors does not say"),
+    "a layout of 1 TB": (lay_out('{"a": [1, 1, 274877906944]}'), "tensors.safetensors does not say"),
+    "a layout that overlaps": (lay_out('{"a": [1, 1, 1]}'), "tensors.safetensors does not say"),
+    "a negative layout": (lay_out('{"a": [1, -5, 2]}'), "tensors.safetensors does not say"),
+    "a layout beyond numbers": (lay_out('{"a": [1, 1e400, 2]}'), "tensors.safetensors does not say"),
+    "a layout of words": (lay_out('{"a": ["1", "1", "2"]}'), "tensors.safetensors does not say"),
+    "a layout of other axes": (lay_out('{"a": [1, 2]}'), "tensors.safetensors does not say"),
+    "a layout that is no object": (lay_out("[]"), "tensors.safetensors does not say"),
 }
 
 
@@ -217,7 +217,7 @@ def test_what_is_not_a_checkpoint_is_named_and_left_out(tmp_path, caplog, case):
 def test_a_layout_that_only_reorders_is_restored(tmp_path):
     """So the hostile layouts above are refused for what they ask, not for how the test writes them."""
     filled(tmp_path, 1, 2)
-    laid_out('{"a": [1, 9, 2]}')(tmp_path / "step-00000002")
+    lay_out('{"a": [1, 9, 2]}')(tmp_path / "step-00000002")
     assert Store(tmp_path).newest().tensors["a"].stride() == (1, 9, 2)
 
 

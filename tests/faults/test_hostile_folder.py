@@ -150,7 +150,7 @@ def test_the_other_runs_are_shown(name: str, finished: Path, tmp_path: Path) -> 
 
 
 def others_are_shown(desk: Path, name: str) -> None:
-    from codistill.report.server import News
+    from codistill.report.server import RunWatcher
 
     for arguments, shown in (
         (["report", "runs", "-o", "page.html"], "page.html: 1 run,"),
@@ -160,7 +160,7 @@ def others_are_shown(desk: Path, name: str) -> None:
         assert (code, shown in stdout) == (0, True), (stdout, stderr)
         assert f"warning: linked is left out: runs/linked/{name} is a symbolic link, not a regular file" in stderr
         assert f"warning: piped is left out: runs/piped/{name} is a named pipe, not a regular file" in stderr
-    _, page = News([Path("runs")]).page()
+    _, page = RunWatcher([Path("runs")]).page()
     for words in ("good", f"runs/linked/{name} is a symbolic link", f"runs/piped/{name} is a named pipe"):
         assert words in page
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from codistill.recipes import files, get
 from codistill.recipes.schema import Recipe
-from codistill.report.overview import Overview, overview
-from codistill.report.read import find
+from codistill.report.overview import Overview, read_overview
 from codistill.runs.files import to_json
 from codistill.studies import catalogue
 
@@ -34,7 +33,7 @@ def quick(method: str = "dcm", seed: int = 1, **changes: Any) -> Recipe:
 
 
 def look(*paths: Path) -> Overview:
-    return overview(find(paths))
+    return read_overview(*paths)
 
 
 def made_up_error(recipe: Recipe, classifier: str, epoch: int) -> float:

@@ -14,7 +14,7 @@ from made_up import look, made_up_run, quick
 from codistill.data.load import load
 from codistill.engine import trainer
 from codistill.report import mistakes
-from codistill.report.answers import Answers, NotAtHandError, answers
+from codistill.report.answers import Answers, UnavailableError, answers
 from codistill.report.blocks import Chart, Gallery, Words
 from codistill.report.read import read_run
 from tiny import tiny_recipe
@@ -93,7 +93,7 @@ def test_without_a_checkpoint_the_shipped_networks_still_answer(trained: Path, t
 
 def test_blocks_show_calibration_classes_and_confused_pairs(trained: Path) -> None:
     seen = look(trained)
-    asked, missing = mistakes.ask(seen, patience_s=60)
+    asked, missing = mistakes.collect_answers(seen, patience_s=60)
     assert missing == {}
     calibration, classes, gallery = mistakes.blocks(seen, asked, missing)
     assert isinstance(calibration, Chart)
@@ -110,7 +110,7 @@ def test_blocks_show_calibration_classes_and_confused_pairs(trained: Path) -> No
 
 
 def refused(folder: Path, until: float | None = None) -> str:
-    with pytest.raises(NotAtHandError) as error:
+    with pytest.raises(UnavailableError) as error:
         answers(read_run(folder), soon() if until is None else until)
     return str(error.value)
 
@@ -143,18 +143,18 @@ def test_other_test_images_are_not_believed(trained: Path, tmp_path: Path) -> No
 def test_data_that_are_not_there_are_named_without_anybodys_folders(tmp_path: Path) -> None:
     here = {**quick().data.model_dump(), "name": "cifar10", "folder": str(tmp_path / "secret"), "image_size": None}
     folder = made_up_run(tmp_path / "run", quick(data=here))
-    assert refused(folder) == "the images of cifar10 are not at hand; see `codistill data cifar10`"
+    assert refused(folder) == "the images of cifar10 are not available; see `codistill data cifar10`"
 
 
 def test_runs_without_weights_say_why_once(study: Path, tmp_path: Path) -> None:
     seen = look(study)
-    asked, missing = mistakes.ask(seen, patience_s=60)
+    asked, missing = mistakes.collect_answers(seen, patience_s=60)
     assert asked == {}
     (block,) = mistakes.blocks(seen, asked, missing)
     assert isinstance(block, Words)
     assert "independent; DML; DCM, because" in block.text
-    _, why = mistakes.ask(look(made_up_run(tmp_path / "run", quick(), epochs=3)), patience_s=60)
-    assert list(why) == ["no run is finished, and these need trained weights and the test images"]
+    _, why = mistakes.collect_answers(look(made_up_run(tmp_path / "run", quick(), epochs=3)), patience_s=60)
+    assert list(why) == ["no run is finished, and they need trained weights and the test images"]
 
 
 @pytest.mark.parametrize(

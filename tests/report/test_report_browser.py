@@ -18,7 +18,7 @@ EVIL = "<script>alert(1)</script>"
 def written(study: Path, trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of the study."""
     file = tmp_path_factory.mktemp("page") / "report.html"
-    page.report(look(study), patience_s=0).write(file)
+    page.report_page(look(study), patience_s=0).write(file)
     return file
 
 
@@ -43,7 +43,9 @@ def test_it_opens_without_an_error_or_a_request(opened: Tab, written: Path) -> N
 
 
 def test_every_chart_has_its_series_drawn(opened: Tab, study: Path) -> None:
-    expected = {one.id: [series.name for series in one.series] for one in page.report(look(study), patience_s=0).charts}
+    expected = {
+        one.id: [series.name for series in one.series] for one in page.report_page(look(study), patience_s=0).charts
+    }
     assert len(expected) == 15
     for name, series in expected.items():
         nodes = chart(opened, name).locator("[data-series]")
@@ -207,7 +209,7 @@ def test_everything_has_a_name_and_can_be_reached_by_keyboard(opened: Tab) -> No
 
 def test_a_name_is_shown_as_text(tab: Tab, tmp_path: Path) -> None:
     file = tmp_path / "report.html"
-    page.report(look(made_up_run(tmp_path / "run", quick(name=EVIL))), patience_s=0).write(file)
+    page.report_page(look(made_up_run(tmp_path / "run", quick(name=EVIL))), patience_s=0).write(file)
     dialogs: list[Any] = []
     tab.page.on("dialog", lambda dialog: dialogs.append(dialog))
     tab.open(file.as_uri()).draw_all()
@@ -217,7 +219,7 @@ def test_a_name_is_shown_as_text(tab: Tab, tmp_path: Path) -> None:
 
 def test_a_report_of_a_trained_run_has_all_its_pictures(tab: Tab, trained: Path, tmp_path: Path) -> None:
     file = tmp_path / "report.html"
-    page.report(look(trained), patience_s=60).write(file)
+    page.report_page(look(trained), patience_s=60).write(file)
     tab.open(file.as_uri()).draw_all()
     pictures = tab.page.evaluate("[...document.images].map((image) => image.naturalWidth)")
     assert pictures
@@ -233,7 +235,7 @@ def test_a_large_study_is_a_small_file(tab: Tab, tmp_path: Path) -> None:
         for seed in range(1, 6):
             made_up_run(tmp_path / "runs" / f"{row.label}-{seed}".replace("/", "-"), row.resolved().replace(seed=seed))
     file = tmp_path / "report.html"
-    written = page.report(look(tmp_path), patience_s=0)
+    written = page.report_page(look(tmp_path), patience_s=0)
     written.write(file)
     assert len(look(tmp_path).runs) == 35
     assert file.stat().st_size < 8e6

@@ -155,8 +155,8 @@ def test_looking_at_journals_needs_no_torch(tmp_path: Path, name: str) -> None:
     for place, row in enumerate(catalogue.get(name).rows[:2]):
         made_up_run(tmp_path / str(place), row.resolved().replace(seed=catalogue.get(name).first_seed))
     code = (
-        "import sys; from pathlib import Path; from codistill.report.server import News;"
-        f"News([Path({str(tmp_path)!r})]).page(); print('torch' in sys.modules)"
+        "import sys; from pathlib import Path; from codistill.report.server import RunWatcher;"
+        f"RunWatcher([Path({str(tmp_path)!r})]).page(); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

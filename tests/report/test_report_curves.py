@@ -6,12 +6,12 @@ import numpy as np
 from made_up import SECONDS_PER_EPOCH, SEEDS, TRAIN_IMAGES, look, made_up_error, made_up_run, quick
 
 from codistill.report import curves, sections
-from codistill.report.blocks import Axis, Chart, Matrix, Series, thinned
-from codistill.report.page import live
+from codistill.report.blocks import Axis, Chart, Matrix, Series, thin_out
+from codistill.report.page import live_page
 
 
 def test_lines_are_means_and_bands_the_range(study: Path) -> None:
-    chart = next(one for one in live(look(study)).charts if one.id == "error")
+    chart = next(one for one in live_page(look(study)).charts if one.id == "error")
     assert [series.name for series in chart.series] == [
         f"{label}, {network}" for label in ("independent", "DML", "DCM") for network in "ab"
     ]
@@ -30,18 +30,18 @@ def test_lines_are_means_and_bands_the_range(study: Path) -> None:
 
 def test_a_validation_split_has_a_chart_of_its_own(study: Path, tmp_path: Path) -> None:
     recipe = quick(data={**quick().data.model_dump(), "validation": 0.1})
-    chart = next(one for one in live(look(made_up_run(tmp_path / "run", recipe))).charts if one.id == "validation")
+    chart = next(one for one in live_page(look(made_up_run(tmp_path / "run", recipe))).charts if one.id == "validation")
     assert [series.name for series in chart.series] == ["a (wrn-10-1)", "b (wrn-10-1)"]
     for series, network in zip(chart.series, "ab", strict=True):
         exact = [made_up_error(recipe, f"{network}/final", epoch) + 1 for epoch in range(1, 13)]
         np.testing.assert_allclose(series.y, exact)
-    assert "validation" not in [one.id for one in live(look(study)).charts]
+    assert "validation" not in [one.id for one in live_page(look(study)).charts]
 
 
 def test_seeds_that_are_not_so_far_yet_are_not_counted(tmp_path: Path) -> None:
     made_up_run(tmp_path / "one", quick(seed=1), epochs=4)
     made_up_run(tmp_path / "two", quick(seed=2), epochs=2)
-    chart = next(one for one in live(look(tmp_path)).charts if one.id == "error")
+    chart = next(one for one in live_page(look(tmp_path)).charts if one.id == "error")
     assert [series.n for series in chart.series] == [(2, 2, 1, 1)] * 2
 
 
@@ -96,8 +96,8 @@ def test_the_text_form_of_a_long_chart_has_some_of_its_places() -> None:
     table = Chart("id", "Title", Axis("epoch"), Axis("error"), (Series("s", values, values),)).table()
     assert len(table.rows) == 24
     assert (table.rows[0], table.rows[-1]) == ((1, 1.0), (200, 200.0))
-    assert table.notes == ("24 of 200 places; the CSV has all.",)
-    assert thinned([1.0, 2.0], 5) == [1.0, 2.0]
+    assert table.notes == ("24 of 200 rows; the CSV has all.",)
+    assert thin_out([1.0, 2.0], 5) == [1.0, 2.0]
 
 
 def test_matrices_shade_from_the_least_to_the_most() -> None:

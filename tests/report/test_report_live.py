@@ -14,12 +14,12 @@ from made_up import append, made_up_run, quick, record
 from tabs import Tab
 
 from codistill.recipes import files
-from codistill.report.server import VERSION, News, Server
+from codistill.report.server import VERSION, RunWatcher, Server
 from tiny import tiny_recipe
 
 
 def serving(folder: Path) -> Server:
-    server = Server(News([folder]), port=0)
+    server = Server(RunWatcher([folder]), port=0)
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
     return server
 
@@ -63,7 +63,7 @@ def test_news_come_only_when_there_are_any(server: Server, run: Path) -> None:
 
 
 def test_what_has_not_changed_is_not_read_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    news = News([run])
+    news = RunWatcher([run])
     first = news.page()
     monkeypatch.setattr(news, "look", lambda: pytest.fail("the files are as they were"))
     assert news.page() == first
@@ -90,7 +90,7 @@ def test_a_port_in_use_is_said_with_what_to_do(run: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(ValueError, match=f"--port {port} is in use; choose another, or leave it out"):
-            Server(News([run]), port)
+            Server(RunWatcher([run]), port)
 
 
 def test_the_open_page_follows_the_journal(tab: Tab, server: Server, run: Path) -> None:

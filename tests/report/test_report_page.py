@@ -12,7 +12,7 @@ from markupsafe import escape
 
 from codistill import recipes
 from codistill.report import page, sections
-from codistill.report.blocks import Axis, Chart, Fold, Grid, Words, laid_out
+from codistill.report.blocks import Axis, Chart, Fold, Grid, Words, lay_out
 from codistill.studies.tables import Table
 
 EVIL = "<script>alert(1)</script>"
@@ -35,7 +35,7 @@ class Elements(HTMLParser):
 
 
 def made(*paths: Path) -> page.Page:
-    return page.report(look(*paths), patience_s=0)
+    return page.report_page(look(*paths), patience_s=0)
 
 
 def test_names_are_text_wherever_they_appear(tmp_path: Path) -> None:
@@ -99,14 +99,14 @@ def test_the_command_and_the_recipe_are_there(study: Path) -> None:
 
 
 def test_a_page_goes_nowhere_but_into_a_file(study: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is a folder; name a file for the page"):
+    with pytest.raises(ValueError, match="is a folder; give a file name"):
         made(study).write(tmp_path)
     with pytest.raises(ValueError, match="it does not exist, or no longer"):
         made(study).write(tmp_path / "none" / "report.html")
 
 
 def test_a_notebook_shows_the_page_in_a_frame(study: Path) -> None:
-    (frame,) = Elements(page.look(str(study), patience_s=0)._repr_html_()).named("iframe")
+    (frame,) = Elements(page.build_report(str(study), patience_s=0)._repr_html_()).named("iframe")
     assert frame["srcdoc"].lstrip().startswith("<!doctype html>")
     assert frame["sandbox"] == "allow-scripts"
 
@@ -183,7 +183,7 @@ def test_what_has_nothing_beside_it_takes_the_whole_row() -> None:
         ((narrow, wide, narrow, narrow), [True, True, False, False]),
         ((wide, narrow, Words("and so on")), [True, True, True]),
     ):
-        assert [whole for _, whole in laid_out(given)] == expected
+        assert [whole for _, whole in lay_out(given)] == expected
 
 
 def test_axes_of_long_names_get_room() -> None:

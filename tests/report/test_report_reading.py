@@ -40,7 +40,7 @@ def test_a_line_cut_in_the_middle_is_left_out_and_noted(tmp_path: Path, cut: int
     journal.write_bytes(journal.read_bytes()[:-cut])
     run = read_run(folder)
     assert run.epochs_done == 4
-    assert run.notes == ("journal.jsonl, line 5, is cut or damaged; what came before it is shown.",)
+    assert run.notes == ("journal.jsonl, line 5, is truncated or damaged; the lines before it are shown.",)
 
 
 @pytest.mark.parametrize("junk", ["[1, 2]\n", '{"epoch": "four"}\n', "\x00\xff\n", "[" * 100_000 + "\n"])
@@ -51,7 +51,7 @@ def test_what_comes_before_a_damaged_line_is_shown(tmp_path: Path, junk: str) ->
     append(folder, record(quick(), 4))
     run = read_run(folder)
     assert run.epochs_done == 3
-    assert "line 4, is cut or damaged" in run.notes[0]
+    assert "line 4, is truncated or damaged" in run.notes[0]
 
 
 def test_numbers_that_are_none_are_left_out_of_curves(tmp_path: Path) -> None:
@@ -82,8 +82,8 @@ def test_a_damaged_description_is_noted(tmp_path: Path) -> None:
 def test_published_results_are_runs_without_a_clock(tmp_path: Path) -> None:
     (tmp_path / "one.json").write_text(json.dumps({**result(quick()), "slimmed": True}))
     (seen,) = look(tmp_path).runs
-    assert (seen.name, seen.finished, seen.clock, seen.heard_at) == ("one", True, {}, None)
-    assert "published for the last epoch alone" in seen.notes[0]
+    assert (seen.name, seen.finished, seen.clock, seen.updated_at) == ("one", True, {}, None)
+    assert "published for the last epoch only" in seen.notes[0]
 
 
 def test_a_path_stands_for_its_runs(study: Path) -> None:
@@ -108,8 +108,8 @@ def test_one_bad_run_does_not_hide_the_others(tmp_path: Path) -> None:
     ("make", "word"),
     [
         (lambda path: None, "no such file or folder"),
-        (lambda path: path.mkdir(), "holds no run"),
-        (lambda path: path.write_text("hello"), "is no run"),
+        (lambda path: path.mkdir(), "contains no run"),
+        (lambda path: path.write_text("hello"), "is not a run"),
     ],
 )
 def test_what_is_no_run_is_refused_with_what_is(tmp_path: Path, make: object, word: str) -> None:
@@ -117,7 +117,7 @@ def test_what_is_no_run_is_refused_with_what_is(tmp_path: Path, make: object, wo
     make(tmp_path / "thing")
     with pytest.raises(ValueError, match=word) as error:
         find([tmp_path / "thing"])
-    assert "give a run's folder, a study's folder" in str(error.value)
+    assert "give the folder of a run or a study" in str(error.value)
 
 
 def test_nothing_is_written_to_a_run(tmp_path: Path) -> None:

@@ -71,11 +71,11 @@ def show_listings(what: str | None) -> None:
 
 
 def show(source: str, changes: Sequence[str], *, as_json: bool) -> None:
-    from codistill.studies.network_costs import network_costs, network_input
+    from codistill.studies.network_costs import count_costs, network_input
 
     recipe = recipes.resolve(source, changes)
     seen = network_input(recipe)
-    costs = network_costs(recipe, seen)
+    costs = count_costs(recipe, seen)
     if as_json:
         typer.echo(json.dumps(to_dict(recipe, seen, costs), indent=2))
         return

@@ -41,9 +41,9 @@ def evaluate(run: Path, *, best: bool, as_json: bool) -> None:
 
 def export(run: Path, network: str, file_format: str, out: Path, *, best: bool, force: bool) -> None:
     from codistill.export import bundle
-    from codistill.export.export import export
+    from codistill.export.export import export_network
 
-    exported = export(run, network, file_format, out, best=best, force=force)
+    exported = export_network(run, network, file_format, out, best=best, force=force)
     shipped, proof = exported.shipped, exported.proof
     epochs, done = shipped.history.recipe.length.epochs, shipped.done
     steps = f" and {done.step} steps" if done.step else ""
@@ -93,13 +93,12 @@ def predict(model: Path, images: Sequence[Path], *, top: int, as_json: bool) -> 
 
 
 def report(paths: Sequence[Path], out: Path, *, patience_s: float) -> None:
-    from codistill.report.overview import overview
-    from codistill.report.page import report
-    from codistill.report.read import find
+    from codistill.report.overview import read_overview
+    from codistill.report.page import report_page
 
-    seen = overview(find(paths))
+    seen = read_overview(*paths)
     out.parent.mkdir(parents=True, exist_ok=True)
-    page = report(seen, patience_s=patience_s)
+    page = report_page(seen, patience_s=patience_s)
     page.write(out)
     for text in seen.left_out:
         typer.echo(f"warning: {text}", err=True)
@@ -110,13 +109,12 @@ def report(paths: Sequence[Path], out: Path, *, patience_s: float) -> None:
 
 def compare(paths: Sequence[Path], out: Path | None, *, as_json: bool) -> None:
     """Print the comparison, and write it to ``out`` in the format of its suffix."""
-    from codistill.report.overview import overview
-    from codistill.report.read import find
+    from codistill.report.overview import read_overview
     from codistill.studies.output import print_table
 
     if out is not None and out.suffix not in FORMATS:
         raise unknown("format of a comparison", out.suffix or str(out), FORMATS)
-    seen = overview(find(paths))
+    seen = read_overview(*paths)
     made = seen.tables()
     if as_json:
         typer.echo(to_json(made.to_json(), indent=2))
@@ -135,7 +133,7 @@ def compare(paths: Sequence[Path], out: Path | None, *, as_json: bool) -> None:
 def _to_html(seen: "Overview", made: "Report", out: Path) -> dict[Path, str]:
     from codistill.report import page
 
-    return {out: page.report(seen).html()}
+    return {out: page.report_page(seen).html()}
 
 
 def _to_csv(seen: "Overview", made: "Report", out: Path) -> dict[Path, str]:

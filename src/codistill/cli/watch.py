@@ -30,9 +30,9 @@ FIRST_TO_GO = ("NLL", "best %", "error so far", "left")
 
 def watch(paths: Sequence[Path], port: int, *, browser: bool) -> None:
     """Serve the page until Ctrl-C."""
-    from codistill.report.server import News, serve
+    from codistill.report.server import RunWatcher, serve
 
-    news = News(paths)
+    news = RunWatcher(paths)
     news.page()  # reports wrong paths now, not in the browser
 
     def ready(address: str) -> None:
@@ -45,16 +45,16 @@ def watch(paths: Sequence[Path], port: int, *, browser: bool) -> None:
 
 def watch_in_terminal(paths: Sequence[Path]) -> None:
     """Update a table until all runs are finished; print it once if the output is not a terminal."""
-    from codistill.report.server import News
+    from codistill.report.server import RunWatcher
 
     screen = console()
-    follow(News(paths).look, screen, once=not screen.is_terminal)
+    follow(RunWatcher(paths).look, screen, once=not screen.is_terminal)
 
 
 def print_state(paths: Sequence[Path]) -> None:
-    from codistill.report.server import News
+    from codistill.report.server import RunWatcher
 
-    typer.echo(to_json(to_dict(News(paths).look()), indent=2))
+    typer.echo(to_json(to_dict(RunWatcher(paths).look()), indent=2))
 
 
 def follow(look: Callable[[], "Overview"], console: Console, *, once: bool, every_s: float = EVERY_S) -> None:
@@ -152,7 +152,7 @@ def to_dict(seen: "Overview") -> dict[str, Any]:
         "study": seen.study.name if seen.known else None,
         "runs": [
             {
-                "run": str(run.place),
+                "run": str(run.path),
                 "row": entry.name,
                 "seed": seed,
                 "finished": run.finished,

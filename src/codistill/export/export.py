@@ -12,7 +12,7 @@ import codistill
 from codistill.errors import number
 from codistill.export import bundle, formats
 from codistill.export.formats import Format
-from codistill.export.network import History, Shipped, take_out
+from codistill.export.network import History, PlainNetwork, load_network
 from codistill.export.proofs import Proof, prove
 from codistill.runs.files import write_atomically, write_json
 
@@ -21,12 +21,12 @@ SHOWN_CLASSES = 20
 
 @dataclass(frozen=True)
 class Exported:
-    shipped: Shipped
+    shipped: PlainNetwork
     model: Path
     proof: Proof
 
 
-def export(
+def export_network(
     run: str | Path,
     network: str,
     format: str,  # noqa: A002
@@ -44,7 +44,7 @@ def export(
     """
     form, out = formats.get(format), Path(out)
     bundle.refuse_foreign(out, force=force)
-    shipped = take_out(Path(run), network, best=best)
+    shipped = load_network(Path(run), network, best=best)
     with bundle.staged(out, force=force) as stage:
         form.write(stage / form.file, shipped.network, shipped.identity, shipped.input_shape)
         proof = prove(shipped, form, stage / form.file)
@@ -54,7 +54,7 @@ def export(
     return Exported(shipped, out / form.file, proof)
 
 
-def preprocessing(shipped: Shipped) -> bundle.Preprocessing:
+def preprocessing(shipped: PlainNetwork) -> bundle.Preprocessing:
     channels, height, width = shipped.input_shape
     return bundle.Preprocessing(
         channels="L" if channels == 1 else "RGB" if channels == 3 else None,
@@ -66,7 +66,7 @@ def preprocessing(shipped: Shipped) -> bundle.Preprocessing:
     )
 
 
-def model_card(shipped: Shipped, form: Format, proof: Proof) -> str:
+def model_card(shipped: PlainNetwork, form: Format, proof: Proof) -> str:
     """Return the model card: the network, its data, training and error, and what was verified at export."""
     # Not HTML-escaped, because code spans show text literally; the template puts every user-chosen name into one.
     environment = Environment(
@@ -81,7 +81,7 @@ def model_card(shipped: Shipped, form: Format, proof: Proof) -> str:
     return environment.get_template("model_card.md.jinja").render(facts(shipped, form, proof))
 
 
-def facts(shipped: Shipped, form: Format, proof: Proof) -> dict[str, Any]:
+def facts(shipped: PlainNetwork, form: Format, proof: Proof) -> dict[str, Any]:
     history = shipped.history
     command = history.environment.get("command")
     names = shipped.identity.class_names

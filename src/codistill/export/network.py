@@ -93,7 +93,7 @@ class History:
 
 
 @dataclass(frozen=True)
-class Shipped:
+class PlainNetwork:
     """A plain network taken from a run, and the cohort that it was trained in."""
 
     history: History
@@ -123,7 +123,7 @@ class Shipped:
         return normalise(centre_crop(pixels_BCHW, self.history.augmentation), mean, std)
 
 
-def take_out(run: Path, name: str, *, best: bool = False) -> Shipped:
+def load_network(run: Path, name: str, *, best: bool = False) -> PlainNetwork:
     """Load the network called ``name`` in the run's recipe, from the end of the run or from its ``best`` epoch."""
     history = History.read(run, name)
     if best:
@@ -131,7 +131,7 @@ def take_out(run: Path, name: str, *, best: bool = False) -> Shipped:
     return _from_finished(history) if history.finished else _from_interrupted(history)
 
 
-def _from_finished(history: History) -> Shipped:
+def _from_finished(history: History) -> PlainNetwork:
     identity, weights = read_weights(history.folder.weights(history.name))
     done = Position(history.recipe.length.epochs)
     # The weight file is what ships; a checkpoint only adds the trained heads to the proof.
@@ -139,7 +139,7 @@ def _from_finished(history: History) -> Shipped:
     return _shipped(history, done, identity, weights, saved, history.data_at_hand())
 
 
-def _from_interrupted(history: History) -> Shipped:
+def _from_interrupted(history: History) -> PlainNetwork:
     saved = history.store.newest()
     if saved is None:
         raise ValueError(
@@ -149,7 +149,7 @@ def _from_interrupted(history: History) -> Shipped:
     return _from_checkpoint(history, saved)
 
 
-def _from_checkpoint(history: History, saved: Saved) -> Shipped:
+def _from_checkpoint(history: History, saved: Saved) -> PlainNetwork:
     data = history.data_at_hand()
     weights = shipped_weights(history.recipe, history.name, saved.tensors)
     return _shipped(history, Position(**saved.state["position"]), _identity(history, data), weights, saved, data)
@@ -176,7 +176,7 @@ def _shipped(
     weights: Mapping[str, Tensor],
     saved: Saved | None,
     data: ImageData | None,
-) -> Shipped:
+) -> PlainNetwork:
     recipe, name = history.recipe, history.name
     cohort = cohort_of(recipe, identity.num_classes, identity.in_channels)
     cohort.eval().requires_grad_(False)
@@ -187,4 +187,4 @@ def _shipped(
     if saved is None or history.averaged:
         # Otherwise the cohort keeps its own, so that the proof also compares the weight file with the checkpoint.
         cohort.members[name].backbone.load_state_dict(weights)
-    return Shipped(history, done, identity, network, cohort, saved is not None, data)
+    return PlainNetwork(history, done, identity, network, cohort, saved is not None, data)

@@ -35,7 +35,7 @@ class Unreadable:
 def predict(model: Path, images: Sequence[Path], top: int = 5) -> Iterator[Prediction | Unreadable]:
     """Classify images and all images in folders, one by one; an unreadable image is yielded as ``Unreadable``."""
     files = find_images(images)
-    network = ReadyExport.load(model)
+    network = LoadedExport.load(model)
     for start in range(0, len(files), BATCH):
         outcomes = [network.read(file) for file in files[start : start + BATCH]]
         readable = [outcome for outcome in outcomes if isinstance(outcome, Tensor)]
@@ -67,7 +67,7 @@ def _unidentified(suffix: str) -> str:
 
 
 @dataclass(frozen=True)
-class ReadyExport:
+class LoadedExport:
     """An export loaded for classification."""
 
     classify: formats.Classify
@@ -75,7 +75,7 @@ class ReadyExport:
     preprocessing: Preprocessing
 
     @classmethod
-    def load(cls, model: Path) -> "ReadyExport":
+    def load(cls, model: Path) -> "LoadedExport":
         export = bundle.read(model)
         if export.format == formats.Pt2.name:
             raise ValueError(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from codistill.export.formats import Classify, Format, Identity
-from codistill.export.network import Shipped
+from codistill.export.network import PlainNetwork
 
 IMAGES = 64
 ROUNDS = 20
@@ -31,7 +31,7 @@ class Proof:
 
 
 @torch.no_grad()
-def prove(shipped: Shipped, form: Format, path: Path) -> Proof:
+def prove(shipped: PlainNetwork, form: Format, path: Path) -> Proof:
     """Compare the file at ``path`` with the plain network, and that with the cohort; raise if they differ."""
     history, images = shipped.history, proof_images(shipped)
     logits = shipped.network(images)
@@ -56,7 +56,7 @@ def prove(shipped: Shipped, form: Format, path: Path) -> Proof:
     )
 
 
-def proof_images(shipped: Shipped) -> Tensor:
+def proof_images(shipped: PlainNetwork) -> Tensor:
     """Return test images, or noise of the same shape if the run's data are not available."""
     if shipped.data is not None:
         return shipped.prepared(shipped.data.test.pixels[:IMAGES])

@@ -1,1 +1,1 @@
-"""One page to look at: runs and studies as charts, tables and pictures, at rest or live. Imports no torch."""
+"""Reports: runs and studies as one HTML page of charts, tables and pictures, static or live. Imports no torch."""

@@ -1,4 +1,4 @@
-"""What a finished run's classifiers answer to its test images: computed again, because the journal has only averages.
+"""Classifies the test images of a finished run again, because its journal contains only averages.
 
 N test images, M classifiers, C classes.
 """
@@ -23,13 +23,13 @@ from codistill.runs.folder import RunFolder
 BATCH = 500
 
 
-class NotAtHandError(ValueError):
-    """Why a run's answers cannot be had, and what to do about it."""
+class UnavailableError(ValueError):
+    """Why the answers of a run are not available."""
 
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """``finals`` are the classifiers that ship; auxiliary ones are there where the last checkpoint is."""
+    """Predictions of all classifiers. ``finals`` ship; auxiliary ones are included if the last checkpoint exists."""
 
     classifiers: tuple[str, ...]
     predicted: Tensor  # [M, N]
@@ -45,27 +45,27 @@ class Answers:
         return [index for index, name in enumerate(self.classifiers) if name.endswith("/final")]
 
     def agreement(self) -> Tensor:
-        """[M, M]: the share of images, in %, to which two classifiers give the same class."""
+        """[M, M]: share of images, in %, on which two classifiers predict the same class."""
         return 100 * (self.predicted[:, None] == self.predicted[None]).double().mean(dim=-1)
 
     def class_errors(self) -> Tensor:
-        """[C]: in %, the mean over the networks as they ship."""
+        """[C]: error by class in %, mean over the shipped networks."""
         wrong_N = (self.predicted[self.finals] != self.labels).double().mean(dim=0)
         images_C = self.labels.bincount(minlength=self.data.num_classes)
         return 100 * wrong_N.new_zeros(self.data.num_classes).index_add(0, self.labels, wrong_N) / images_C
 
     def confusion(self) -> Tensor:
-        """[C, C]: how many images of a class were taken for another, summed over the networks as they ship."""
+        """[C, C]: confusion matrix, rows are true classes, summed over the shipped networks."""
         classes = self.data.num_classes
         cells = self.labels * classes + self.predicted[self.finals]
         return cells.flatten().bincount(minlength=classes**2).view(classes, classes)
 
     def votes(self, truth: int, taken_for: int) -> Tensor:
-        """[N]: for each image of the class ``truth``, how many networks take it for the other; 0 for other images."""
+        """[N]: number of networks that classify an image of ``truth`` as ``taken_for``; 0 for other images."""
         return (self.predicted[self.finals] == taken_for).sum(dim=0) * (self.labels == truth)
 
     def reliability(self) -> list[tuple[float, float, int]]:
-        """By bin of confidence that has images: mean confidence and share of right answers in %, and how many."""
+        """Return mean confidence and accuracy in %, and the number of images, of every non-empty bin."""
         confidence = self.confidence[self.finals].flatten()
         right = (self.predicted[self.finals] == self.labels).double().flatten()
         bins = (confidence * CALIBRATION_BINS).ceil().long().sub(1).clamp(0, CALIBRATION_BINS - 1)
@@ -76,19 +76,19 @@ class Answers:
 
 
 def answers(run: SeenRun, until: float) -> Answers:
-    """Ask every classifier of a finished run about every test image, or say why not; ``until`` is by time.monotonic."""
+    """Classify all test images with every classifier of a finished run, until ``until`` by time.monotonic."""
     data = _data(run)
     runtime = run.recipe.runtime.model_copy(update={"device": "auto", "deterministic": False, "threads": None})
     with prepared(runtime) as machine, torch.no_grad():
         on_device = OnDevice.of(data, machine.device, run.recipe.augment)
         try:
-            classify = classify_finished(RunFolder(run.place), run.recipe, data, on_device, machine)
+            classify = classify_finished(RunFolder(run.path), run.recipe, data, on_device, machine)
         except ValueError as error:
-            raise NotAtHandError(str(error)) from error
+            raise UnavailableError(str(error)) from error
         parts = []
         for pixels, _ in on_device.splits["test"].in_batches(BATCH):
             if time.monotonic() > until:
-                raise NotAtHandError("its networks take longer than --patience allows")
+                raise UnavailableError("its networks take longer than --patience allows")
             parts.append({name: _answer(logits) for name, logits in classify(pixels).items()})
     names = tuple(parts[0])
     predicted_MN, confidence_MN = (
@@ -105,34 +105,34 @@ def _answer(logits_BC: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _data(run: SeenRun) -> ImageData:
-    if not run.place.is_dir():
-        raise NotAtHandError("only its result was published, without the weights")
+    if not run.path.is_dir():
+        raise UnavailableError("only its result was published, without the weights")
     if not run.finished:
-        raise NotAtHandError("it is not finished")
+        raise UnavailableError("it is not finished")
     try:
         data = _load(run.recipe.data, run.recipe.seed)
     except (ValueError, OSError) as error:
-        # Not the error itself, which says where this machine's owner keeps data: pages are passed on.
+        # Not the error itself, which contains paths of this machine: pages are shared.
         name = run.recipe.data.name
-        raise NotAtHandError(f"the images of {name} are not at hand; see `codistill data {name}`") from error
+        raise UnavailableError(f"the images of {name} are not available; see `codistill data {name}`") from error
     if not has_test_images_of(run.data, data):
-        raise NotAtHandError(other_test_images(run.recipe))
+        raise UnavailableError(other_test_images(run.recipe))
     return data
 
 
 @lru_cache(maxsize=1)
 def _load(settings: Data, seed: int) -> ImageData:
-    """The rows of a study have the same images, so the last that were read are kept."""
+    """Cache the last data set, because the rows of a study share it."""
     return load(settings, seed=seed)
 
 
 def _compare(run: SeenRun, found: Answers) -> None:
-    """What the page says of single images must be of the networks that its tables are about."""
+    """Raise unless the weights reproduce the errors in the result, so that tables and images agree."""
     for index in found.finals:
         name = found.classifiers[index].removesuffix("/final")
         error = 100 * float((found.predicted[index] != found.labels).double().mean())
         recorded = run.result.errors[name]["top1_error"] if run.result else error
         if abs(error - recorded) > TOLERANCES["top1_error"]:
-            raise NotAtHandError(
-                f"the weights of {name} give an error of {error:.2f} %, and its result says {recorded:.2f} %"
+            raise UnavailableError(
+                f"the weights of {name} give an error of {error:.2f} %, but its result has {recorded:.2f} %"
             )

@@ -1,4 +1,4 @@
-"""What a page is made of: plain values that the template draws. Each has a text form, since not everybody sees."""
+"""The blocks of a page, as plain values that the template draws. Each has a text form for screen readers."""
 
 import math
 from collections.abc import Sequence
@@ -9,15 +9,15 @@ from markupsafe import Markup
 
 from codistill.studies.tables import Cell, Table, shown
 
-MOST_ROWS = 24  # of a chart's table; the CSV that the page offers has all
-HALF = 80  # letters that half of a wide page has room for in a table, and about as many below an axis
-MOST_LABELS = 6  # of a chart that leaves room for another beside it
+MOST_ROWS = 24  # of a chart's table; the page's CSV has all
+HALF = 80  # characters that fit into a table, or below an axis, on half of a wide page
+MOST_LABELS = 6  # of a chart that takes half of the page
 DIGITS = 6
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line or set of points. ``low`` and ``high`` bound its band, ``n`` says of how many seeds each point is."""
+    """A line or a set of points. ``low`` and ``high`` bound its band, ``n`` is the number of seeds per point."""
 
     name: str
     x: tuple[float, ...]
@@ -39,12 +39,12 @@ class Axis:
     unit: str = ""
     log: bool = False
     labels: tuple[str, ...] = ()
-    """Names of the places 0, 1, 2 …, for an axis of things instead of numbers."""
+    """Labels of the positions 0, 1, 2 …, for a categorical axis."""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """``points`` draws marks without lines; ``diagonal`` is what a perfect match would be."""
+    """``points`` draws marks without lines; ``diagonal`` adds the line y = x."""
 
     kind: ClassVar[str] = "chart"
     id: str
@@ -58,11 +58,11 @@ class Chart:
 
     @property
     def is_wide(self) -> bool:
-        """Names of things need room."""
+        """Whether the chart takes the whole row, because category labels need space."""
         return len(self.x.labels) > MOST_LABELS or sum(map(len, self.x.labels)) > HALF
 
     def to_dict(self) -> dict[str, Any]:
-        """What the page's script draws."""
+        """Return the chart for the page's script."""
         axes = {
             name: {"title": axis.title, "unit": axis.unit, "log": axis.log, "labels": list(axis.labels)}
             for name, axis in (("x", self.x), ("y", self.y))
@@ -77,12 +77,12 @@ class Chart:
         }
 
     def summary(self) -> str:
-        """The chart in a sentence: where its series end, or between which values they lie."""
+        """Return the chart as a sentence: the last values of its series, or their ranges."""
         return f"{self.y.title} over {self.x.title}, {len(self.series)} series. " + "; ".join(
-            self._in_words(series) for series in self.series if series.y
+            self._describe(series) for series in self.series if series.y
         )
 
-    def _in_words(self, series: Series) -> str:
+    def _describe(self, series: Series) -> str:
         if self.points:
             return f"{series.name}: {shown(min(series.y))} to {shown(max(series.y))}{self._unit}"
         return f"{series.name} ends at {shown(series.y[-1])}{self._unit}"
@@ -92,23 +92,23 @@ class Chart:
         return f" {self.y.unit}" if self.y.unit else ""
 
     def table(self) -> Table:
-        """The numbers, at some of the places if there are many."""
+        """Return the values as a table, at a selection of x values if there are many."""
         if any(len(set(series.x)) < len(series.x) for series in self.series) or (self.points and not self.x.labels):
             rows: list[tuple[Cell, ...]] = [
-                (series.name, self._place(x), y)
+                (series.name, self._label(x), y)
                 for series in self.series
                 for x, y in zip(series.x, series.y, strict=True)
             ]
             return Table(self.title, ("series", self.x.title, self.y.title), tuple(rows))
         values = [dict(zip(series.x, series.y, strict=True)) for series in self.series]
-        places = sorted({x for value in values for x in value})
-        some = thinned(places, len(places) if self.x.labels else MOST_ROWS)
-        rows = [(self._place(x), *(value.get(x) for value in values)) for x in some]
-        notes = (f"{len(some)} of {len(places)} places; the CSV has all.",) if len(some) < len(places) else ()
+        positions = sorted({x for value in values for x in value})
+        some = thin_out(positions, len(positions) if self.x.labels else MOST_ROWS)
+        rows = [(self._label(x), *(value.get(x) for value in values)) for x in some]
+        notes = (f"{len(some)} of {len(positions)} rows; the CSV has all.",) if len(some) < len(positions) else ()
         columns = (self.x.title, *(series.name for series in self.series))
         return Table(self.title, columns, tuple(rows), notes)
 
-    def _place(self, x: float) -> Cell:
+    def _label(self, x: float) -> Cell:
         if self.x.labels:
             return self.x.labels[int(x)]
         return int(x) if x == int(x) else x
@@ -116,7 +116,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Numbers by row and column, shaded by size; None is an empty cell."""
+    """Numbers by row and column, shaded by value; None is an empty cell."""
 
     kind: ClassVar[str] = "matrix"
     is_wide: ClassVar[bool] = False
@@ -127,12 +127,12 @@ class Matrix:
     values: tuple[tuple[float | None, ...], ...]
     words: str = ""
     form: str = ".2f"
-    """How numbers are written."""
+    """Format of the numbers."""
     lightest: float | None = None
-    """The number that has no shade; None for the least that is there."""
+    """The value without shade; None for the smallest value."""
 
     def cells(self) -> list[tuple[str, list[tuple[str, float | None, int]]]]:
-        """By row: the text, the value, and the shade from 0 to 100."""
+        """Return text, value and shade (0 to 100) of every cell, by row."""
         there = [value for row in self.values for value in row if value is not None and math.isfinite(value)]
         least = min(there, default=0.0) if self.lightest is None else self.lightest
         most = max(there, default=0.0)
@@ -148,7 +148,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table as the page shows it."""
+    """A table on the page."""
 
     kind: ClassVar[str] = "grid"
     table: Table
@@ -161,7 +161,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A picture that is SVG already, and safe."""
+    """A picture as trusted SVG."""
 
     kind: ClassVar[str] = "drawing"
     is_wide: ClassVar[bool] = False
@@ -172,13 +172,13 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Mistake:
-    """Images of one class that were taken for another."""
+    """Images of one class that were classified as another."""
 
     truth: str
     taken_for: str
     counts: tuple[str, ...]
     images: tuple[str, ...]
-    """As data: URIs."""
+    """Data URIs."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class Gallery:
 
 @dataclass(frozen=True)
 class Code:
-    """Text as it is written, to be read and copied."""
+    """Preformatted text to read and copy."""
 
     kind: ClassVar[str] = "code"
     is_wide: ClassVar[bool] = True
@@ -202,7 +202,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Words:
-    """A paragraph; ``missing`` when it says why something is not shown."""
+    """A paragraph; ``missing`` if it explains why something is not shown."""
 
     kind: ClassVar[str] = "words"
     is_wide: ClassVar[bool] = True
@@ -212,7 +212,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Fold:
-    """Blocks that open on demand."""
+    """Collapsible blocks."""
 
     kind: ClassVar[str] = "fold"
     is_wide: ClassVar[bool] = True
@@ -233,25 +233,25 @@ class Section:
     words: str = ""
 
 
-def laid_out(blocks: Sequence[Block]) -> list[tuple[Block, bool]]:
-    """Each with whether it takes the whole row: what is wide does, and so does what would have nothing beside it."""
+def lay_out(blocks: Sequence[Block]) -> list[tuple[Block, bool]]:
+    """Return each block with whether it takes the whole row: wide blocks do, and blocks without a neighbour."""
     wide = [block.is_wide for block in blocks]
-    place = 0
-    while place < len(blocks):
-        has_neighbour = not any(wide[place : place + 2]) and place + 1 < len(blocks)
-        wide[place] = wide[place] or not has_neighbour
-        place += 2 if has_neighbour else 1
+    index = 0
+    while index < len(blocks):
+        has_neighbour = not any(wide[index : index + 2]) and index + 1 < len(blocks)
+        wide[index] = wide[index] or not has_neighbour
+        index += 2 if has_neighbour else 1
     return list(zip(blocks, wide, strict=True))
 
 
 def rounded(value: float) -> float | None:
-    """Six digits are more than a chart shows; JSON has no infinities."""
+    """Round to six significant digits, more than a chart shows; None for infinities, which JSON lacks."""
     return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
 
 
-def thinned(places: Sequence[float], most: int) -> list[float]:
-    """So many of them, evenly, the first and the last among them."""
-    if len(places) <= most:
-        return list(places)
-    step = (len(places) - 1) / (most - 1)
-    return [places[round(index * step)] for index in range(most)]
+def thin_out(values: Sequence[float], most: int) -> list[float]:
+    """Return at most ``most`` values, evenly spaced, including the first and the last."""
+    if len(values) <= most:
+        return list(values)
+    step = (len(values) - 1) / (most - 1)
+    return [values[round(index * step)] for index in range(most)]

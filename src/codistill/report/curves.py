@@ -1,4 +1,4 @@
-"""What the journals tell, as charts: errors, losses, divergences, pace, cost. Means over seeds, bands their range."""
+"""Charts of the journals: errors, losses, divergences, throughput, cost. Lines are means over seeds, bands ranges."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -10,14 +10,14 @@ from codistill.studies.curves import Point
 
 EPOCH = Axis("epoch")
 ERROR = Axis("test error", "%")
-BANDS = "Lines are means over seeds, bands reach from the least to the most."
+BANDS = "Lines are means over seeds; bands span the lowest to the highest value."
 
 Measure = Callable[[SeenRun, str], Mapping[int, float]]
-"""A number by epoch, of a run's network."""
+"""A value by epoch, of a network of a run."""
 
 
 def over_seeds(curves: Iterable[Mapping[int, float]]) -> list[Point]:
-    """One point for each epoch that any run has; ``n`` says how many had it."""
+    """Return one point per epoch of any run; ``n`` is the number of runs that have it."""
     there = [curve for curve in curves if curve]
     points = []
     for epoch in sorted({epoch for curve in there for epoch in curve}):
@@ -27,7 +27,7 @@ def over_seeds(curves: Iterable[Mapping[int, float]]) -> list[Point]:
 
 
 def line(name: str, curves: Iterable[Mapping[int, float]], colour: int, dash: int = 0) -> Series | None:
-    """The series of some curves over seeds; None where none of them has a point."""
+    """Return the series of some curves over seeds, or None if they have no points."""
     points = over_seeds(curves)
     if not points:
         return None
@@ -45,7 +45,7 @@ def line(name: str, curves: Iterable[Mapping[int, float]], colour: int, dash: in
 
 
 def by_network(entries: Sequence[Entry], measure: Measure) -> Iterator[Series]:
-    """A line for every network of every entry: the entry has the colour, the network the dashes."""
+    """Yield a line per network and entry; colours distinguish entries, dashes networks."""
     alone, mixed = len(entries) == 1, len({entry.row.group for entry in entries}) > 1
     for entry in entries:
         for place, network in enumerate(entry.recipe.networks):
@@ -55,13 +55,13 @@ def by_network(entries: Sequence[Entry], measure: Measure) -> Iterator[Series]:
                 else f"{entry.name if mixed else entry.label}, {network}"
             )
             curves = [measure(run, network) for run in entry.runs.values()]
-            series = line(name, curves, place if alone else entry.place, 0 if alone else place)
+            series = line(name, curves, place if alone else entry.index, 0 if alone else place)
             if series:
                 yield series
 
 
 def learning(seen: Overview) -> tuple[Block, ...]:
-    """Every network's curves; where a study has several groups, a fold of them for each."""
+    """Return the curves of all networks, in one fold per group if a study has several."""
     if len(seen.groups) == 1:
         return _learning(seen.entries, "")
     return tuple(
@@ -71,10 +71,10 @@ def learning(seen: Overview) -> tuple[Block, ...]:
 
 
 def _learning(entries: Sequence[Entry], prefix: str) -> tuple[Block, ...]:
-    """Test error, validation error, NLL, training error and loss of every network over the training."""
+    """Return test error, validation error, NLL, training error and loss of every network by epoch."""
     bands = BANDS if any(len(entry.runs) > 1 for entry in entries) else ""
     loss_axis = Axis("training loss", "nats")
-    loss_words = "Labels and transfers together, as weighted in training."
+    loss_words = "Labels and transfers together, weighted as in training."
     charts = (
         Chart(f"{prefix}error", "Test error", EPOCH, ERROR, tuple(by_network(entries, tested("top1_error"))), bands),
         *_validation(entries, prefix),
@@ -88,28 +88,28 @@ def _learning(entries: Sequence[Entry], prefix: str) -> tuple[Block, ...]:
         ),
         Chart(f"{prefix}loss", "Training loss", EPOCH, loss_axis, tuple(by_network(entries, network_loss)), loss_words),
     )
-    return tuple(chart if chart.series else absent(chart) for chart in charts)
+    return tuple(chart if chart.series else missing_note(chart) for chart in charts)
 
 
 def _validation(entries: Sequence[Entry], prefix: str) -> Iterator[Chart]:
-    """Only where training images were set aside; most recipes keep none."""
+    """Yield the validation error if training images were held out."""
     if any(entry.recipe.data.validation for entry in entries):
         series = tuple(by_network(entries, validation_error))
-        words = "On training images that were set aside; what checkpoints.best goes by."
+        words = "Measured on held-out training images; checkpoints.best is selected by it."
         axis = Axis("validation error", "%")
         yield Chart(f"{prefix}validation", "Validation error", EPOCH, axis, series, words)
 
 
 def calibration_error(seen: Overview) -> Chart | Words:
-    """How far confidence is from being right, over the training."""
-    words = "The mean distance of confidence from the share of right answers, over 15 bins (ECE)."
+    """Return the calibration error by epoch."""
+    words = "The mean distance between confidence and accuracy over 15 bins (ECE)."
     series = tuple(by_network(seen.entries, tested("ece")))
     chart = Chart("ece", "Calibration error", EPOCH, Axis("ECE", "%"), series, words)
-    return chart if series else absent(chart)
+    return chart if series else missing_note(chart)
 
 
 def tested(metric: str) -> Measure:
-    """Of a network as it ships, on the test images."""
+    """Return the measure of a metric of the shipped network on the test images."""
     return lambda run, network: run.curve("test", f"{network}/final", metric)
 
 
@@ -117,8 +117,8 @@ def validation_error(run: SeenRun, network: str) -> Mapping[int, float]:
     return run.curve("validation", f"{network}/final", "top1_error")
 
 
-def absent(chart: Chart) -> Words:
-    return Words(f"{chart.title}: not shown, because no evaluation of these runs has recorded it.", missing=True)
+def missing_note(chart: Chart) -> Words:
+    return Words(f"{chart.title}: not shown, because no evaluation of these runs recorded it.", missing=True)
 
 
 def train_error(run: SeenRun, network: str) -> Mapping[int, float]:
@@ -126,7 +126,7 @@ def train_error(run: SeenRun, network: str) -> Mapping[int, float]:
 
 
 def network_loss(run: SeenRun, network: str) -> Mapping[int, float]:
-    """The sum of the terms whose learner is one of the network's classifiers."""
+    """Return the sum of the terms whose learner is a classifier of the network."""
     edges = [edge for edge in run.recipe.graph.weights if edge.partition("->")[2].startswith(f"{network}/")]
     curves = [run.curve("terms", edge) for edge in edges]
     epochs = set.intersection(*map(set, curves)) if curves else set()
@@ -134,7 +134,7 @@ def network_loss(run: SeenRun, network: str) -> Mapping[int, float]:
 
 
 def classifiers(entry: Entry, prefix: str) -> Chart:
-    """Every classifier of an entry, auxiliary ones too, and the ensemble."""
+    """Return the test error of every classifier of an entry, auxiliary ones included, and of the ensemble."""
     names = [classifier.name for classifier in entry.recipe.graph.classifiers]
     networks = list(entry.recipe.networks)
     stages = sorted({name.partition("/")[2] for name in names}, key=lambda stage: (stage != "final", stage))
@@ -149,43 +149,43 @@ def classifiers(entry: Entry, prefix: str) -> Chart:
     ]
     ensemble = [run.curve("test", "ensemble", "top1_error") for run in entry.runs.values()]
     lines.append(line("ensemble", ensemble, colour=len(stages)))
-    words = "Auxiliary classifiers and the ensemble are evaluated less often. Colours are exits, dashes networks."
+    words = "Auxiliary classifiers and the ensemble are evaluated less often. Colours show exits, dashes networks."
     return Chart(f"{prefix}-classifiers", "Test error by classifier", EPOCH, ERROR, _present(lines), words)
 
 
 def divergences(entry: Entry, prefix: str) -> Chart | None:
-    """Each transfer's divergence, its weight taken out again; None for a method without transfers."""
+    """Return the unweighted divergence of each transfer; None for a method without transfers."""
     graph = entry.recipe.graph
     if not graph.transfers:
         return None
     factor = graph.temperature**2 if graph.t_squared else 1.0
     networks = list(entry.recipe.networks)
-    ways = list(dict.fromkeys(_way(edge.source, edge.learner) for edge in graph.transfers))
+    routes = list(dict.fromkeys(_exits(edge.source, edge.learner) for edge in graph.transfers))
     lines = []
     for edge in graph.transfers:
         curves = [run.curve("terms", edge.name) for run in entry.runs.values()]
         scaled = [{epoch: value / (edge.weight * factor) for epoch, value in curve.items()} for curve in curves]
-        colour = ways.index(_way(edge.source, edge.learner))
+        colour = routes.index(_exits(edge.source, edge.learner))
         lines.append(line(edge.name, scaled, colour, dash=networks.index(edge.source.partition("/")[0])))
-    words = "KL divergence of the learner from its source on training images, before its weight. Dashes: the source."
+    words = "Unweighted KL divergence of the learner from its source on training images. Dashes show sources."
     axis = Axis("divergence", "nats")
     return Chart(f"{prefix}-edges", "Divergence of each transfer", EPOCH, axis, _present(lines), words)
 
 
-def _way(source: str, learner: str) -> tuple[str, str]:
-    """From which exit to which, whatever the networks."""
+def _exits(source: str, learner: str) -> tuple[str, str]:
+    """Return the exits of source and learner, without the networks."""
     return source.partition("/")[2], learner.partition("/")[2]
 
 
 def pace(seen: Overview) -> Chart:
-    """Images per second between evaluations, by the clock that each run kept."""
-    lines = [line(entry.name, [_paces(run) for run in entry.runs.values()], entry.place) for entry in seen.entries]
-    words = "Training images per second since the evaluation before, evaluation and saving included."
+    """Return images per second between evaluations, from the timing of each run."""
+    lines = [line(entry.name, [_paces(run) for run in entry.runs.values()], entry.index) for entry in seen.entries]
+    words = "Training images per second since the previous evaluation, including evaluation and saving."
     return Chart("pace", "Throughput over the training", EPOCH, Axis("images/s"), _present(lines), words)
 
 
 def _paces(run: SeenRun) -> dict[int, float]:
-    """Without the first stretch, which warms up and compiles, where there is another."""
+    """Return the throughput by epoch, without the first interval, which includes warm-up and compilation."""
     marks = sorted(run.clock.items())
     if not run.train_images:
         return {}
@@ -197,7 +197,7 @@ def _paces(run: SeenRun) -> dict[int, float]:
 
 
 def error_against_cost(seen: Overview, cost: Callable[[SeenRun], float | None], id_: str, axis: Axis) -> Chart:
-    """A point for each finished run: the mean error of its networks that learn."""
+    """Return a point per finished run: the mean error of its learning networks against a cost."""
     series = []
     for entry in seen.entries:
         learning = entry.recipe.graph.learning_networks
@@ -208,9 +208,9 @@ def error_against_cost(seen: Overview, cost: Callable[[SeenRun], float | None], 
         ]
         if points:
             x, y = zip(*points, strict=True)
-            series.append(Series(entry.name, x, y, colour=entry.place))
+            series.append(Series(entry.name, x, y, colour=entry.index))
     title = f"Test error against {axis.title}"
-    words = "A point for each finished run: the mean error of its networks at the last epoch."
+    words = "One point per finished run: the mean error of its networks at the last epoch."
     return Chart(id_, title, axis, ERROR, tuple(series), words, points=True)
 
 

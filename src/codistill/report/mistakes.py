@@ -1,4 +1,4 @@
-"""Where classifiers agree, how sure they are, and what they take for what; of one run per row, the first seed's."""
+"""Agreement, calibration and confusion of classifiers, for the first finished seed of each row."""
 
 import base64
 import io
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 PAIRS, IMAGES, SIDE = 8, 6, 64
 
 Asked = Mapping[str, "Answers"]
-"""By the entry's key."""
+"""Answers by the key of the entry."""
 Missing = Mapping[str, Sequence[str]]
-"""From why something is not shown to the entries that it is not shown of."""
+"""From a reason to the names of the entries that are not shown because of it."""
 
 
-def ask(seen: Overview, patience_s: float) -> tuple[dict[str, "Answers"], Missing]:
-    """The answers of every entry's first finished run, and why others have none."""
-    if not any(run.finished and run.place.is_dir() for run in seen.runs):
+def collect_answers(seen: Overview, patience_s: float) -> tuple[dict[str, "Answers"], Missing]:
+    """Return the answers of every entry's first finished run, and why others have none."""
+    if not any(run.finished and run.path.is_dir() for run in seen.runs):
         why = "no run is finished" if not any(run.finished for run in seen.runs) else "only results were published"
-        return {}, {f"{why}, and these need trained weights and the test images": []}
-    from codistill.report.answers import NotAtHandError, answers  # torch, which a page without weights does not need
+        return {}, {f"{why}, and they need trained weights and the test images": []}
+    from codistill.report.answers import UnavailableError, answers  # torch, which a page without weights does not need
 
     asked: dict[str, Answers] = {}
     missing: dict[str, list[str]] = {}
@@ -37,7 +37,7 @@ def ask(seen: Overview, patience_s: float) -> tuple[dict[str, "Answers"], Missin
         run = next((run for run in entry.runs.values() if run.finished), entry.first)
         try:
             asked[entry.row.key] = answers(run, until)
-        except NotAtHandError as error:
+        except UnavailableError as error:
             missing.setdefault(str(error), []).append(entry.name)
     return asked, missing
 
@@ -57,14 +57,14 @@ def calibration(entries: Sequence[Entry], asked: Asked) -> Chart:
     series = []
     for entry in entries:
         confidence, right, _ = zip(*asked[entry.row.key].reliability(), strict=True)
-        series.append(Series(entry.name, confidence, right, colour=entry.place))
-    words = "Of the answers given with about this confidence, so many are right. Below the diagonal, too sure."
+        series.append(Series(entry.name, confidence, right, colour=entry.index))
+    words = "Accuracy of the answers with about this confidence. Below the diagonal, networks are overconfident."
     axes = Axis("confidence", "%"), Axis("right answers", "%")
     return Chart("calibration", "Calibration", *axes, tuple(series), words, diagonal=True)
 
 
 def by_class(entries: Sequence[Entry], asked: Asked) -> Iterator[Block]:
-    """Error by class and the confused pairs, of those rows that have the same classes as the first."""
+    """Yield error by class and confused pairs of the rows with the same classes as the first."""
     first = asked[entries[0].row.key].data
     same = [entry for entry in entries if asked[entry.row.key].data.class_names == first.class_names]
     yield class_errors(same, asked)
@@ -77,16 +77,16 @@ def class_errors(entries: Sequence[Entry], asked: Asked) -> Chart:
     order = sorted(range(len(names)), key=lambda index: -sum(values[index] for values in errors))
     places = tuple(float(place) for place in range(len(order)))
     series = tuple(
-        Series(entry.name, places, tuple(values[index] for index in order), colour=entry.place)
+        Series(entry.name, places, tuple(values[index] for index in order), colour=entry.index)
         for entry, values in zip(entries, errors, strict=True)
     )
     axis = Axis("class", labels=tuple(names[index] for index in order))
-    words = "The hardest class first; the mean over a run's networks."
+    words = "Hardest class first; mean over the networks of a run."
     return Chart("class-errors", "Test error by class", axis, ERROR, series, words, points=True)
 
 
 def confused(entries: Sequence[Entry], asked: Asked) -> Gallery:
-    """The pairs confused most often by all of them together, with images that most of them get wrong."""
+    """Return the pairs that all entries together confuse most often, with images that most of them get wrong."""
     answers = [asked[entry.row.key] for entry in entries]
     names, classes = answers[0].data.class_names, answers[0].data.num_classes
     counts = [one.confusion() for one in answers]
@@ -103,7 +103,7 @@ def confused(entries: Sequence[Entry], asked: Asked) -> Gallery:
         ]
         images = tuple(_examples(answers, truth, taken_for))
         mistakes.append(Mistake(names[truth], names[taken_for], tuple(by_row), images))
-    words = "Shares are of the true class's images, the mean over a run's networks."
+    words = "Shares of the images of the true class, mean over the networks of a run."
     return Gallery("Most confused pairs", tuple(mistakes), words)
 
 
@@ -112,7 +112,7 @@ def _share(confusion_CC: "Tensor", truth: int, taken_for: int) -> float:
 
 
 def _examples(answers: Sequence["Answers"], truth: int, taken_for: int) -> Iterator[str]:
-    """Images of ``truth`` that the most networks take for ``taken_for``."""
+    """Yield images of ``truth`` that most networks classify as ``taken_for``."""
     first, *others = (one.votes(truth, taken_for) for one in answers)
     votes_N = sum(others, first)
     for index in votes_N.argsort(descending=True, stable=True)[:IMAGES].tolist():
@@ -121,7 +121,7 @@ def _examples(answers: Sequence["Answers"], truth: int, taken_for: int) -> Itera
 
 
 def _data_uri(pixels_CHW: "Tensor") -> str:
-    """A small PNG; float pixels are stretched to what can be seen."""
+    """Return a small PNG; float pixels are rescaled to the visible range."""
     from PIL import Image
 
     if pixels_CHW.is_floating_point():
@@ -136,7 +136,7 @@ def _data_uri(pixels_CHW: "Tensor") -> str:
 
 
 def agreement(entry: Entry, asked: Asked) -> Matrix | None:
-    """Between the classifiers of one run; None where its answers are not at hand."""
+    """Return the agreement between the classifiers of a run; None if its answers are not available."""
     if entry.row.key not in asked:
         return None
     answers = asked[entry.row.key]

@@ -1,15 +1,16 @@
-"""Runs put in order: those that differ in nothing but the seed are one entry, a row of a study where one is known."""
+"""Groups runs: those that differ only in the seed form one entry, which is a row of a study if one is known."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations
+from pathlib import Path
 
 from codistill.networks.families import title
 from codistill.recipes.overrides import as_change
 from codistill.recipes.schema import Recipe
-from codistill.report.read import Found, SeenRun
+from codistill.report.read import FoundRuns, SeenRun, find
 from codistill.studies import catalogue
 from codistill.studies.published import Setting, setting_of
 from codistill.studies.report import Report, build, differing
@@ -17,8 +18,8 @@ from codistill.studies.rows import LABELS, group
 from codistill.studies.study import PaperNumbers, Row, Study, slug
 from codistill.studies.tables import Table
 
-FEW_ENTRIES = 4  # up to so many, each is compared with each; beyond, with the first
-FEW_CHANGES = 3  # in a label
+FEW_ENTRIES = 4  # up to this number all pairs are compared; with more, each entry is compared with the first
+FEW_CHANGES = 3  # changes named in a label
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,8 @@ class Entry:
     runs: Mapping[int, SeenRun]
     name: str
     """The row's label, with its group where the study has several."""
-    place: int
-    """In the study; an entry has the same colour in every chart."""
+    index: int
+    """Position in the study; it determines the colour in every chart."""
 
     @property
     def label(self) -> str:
@@ -47,7 +48,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Overview:
-    """All that a page is about. ``known`` is whether the catalogue has the study."""
+    """The content of a page: a study and its entries. ``known`` tells whether the study is in the catalogue."""
 
     study: Study
     entries: tuple[Entry, ...]
@@ -73,7 +74,7 @@ class Overview:
         }
 
     def tables(self) -> Report:
-        """Errors with n and ±, the paper's beside them, and the differences paired by seed; finished runs alone."""
+        """Return errors with n and ± next to the paper's, and differences paired by seed, of the finished runs."""
         results = {
             entry.row.key: {seed: run.result for seed, run in entry.runs.items() if run.result is not None}
             for entry in self.entries
@@ -86,7 +87,7 @@ class Overview:
         )
 
     def _own(self, table: Table) -> Table:
-        """As a study makes it, but for what a study calls networks: here it is what the runs were tested on."""
+        """Adapt a study's table: its column ``networks`` holds what the runs were tested on."""
         columns = tuple("tested on" if name == "networks" else name for name in table.columns)
         notes = tuple(self._notes()) if "verdict" not in columns else table.notes
         return replace(table, columns=columns, notes=notes)
@@ -107,25 +108,31 @@ class Overview:
             yield "These rows have different shares of their full length; a longer training alone lowers the error."
 
 
-def overview(found: Found) -> Overview:
+def read_overview(*paths: str | Path) -> Overview:
+    """Read the runs at these paths (runs, studies, published results) and group them into rows."""
+    return group_runs(find([Path(path) for path in paths]))
+
+
+def group_runs(found: FoundRuns) -> Overview:
+    """Group runs that differ only in the seed, as rows of a known study if there is one."""
     groups = _by_recipe(found.runs)
     firsts = [next(iter(runs.values())) for runs in groups]
     known = known_study([run.recipe for run in firsts])
     study = known or _own_study(firsts)
     runs_of = {row.key: runs for row, runs in zip(study.rows, groups, strict=True)}
     if known:
-        # The catalogue's own order, whatever order the folders' names have.
+        # The order of the catalogue, not that of the folder names.
         order = [row.key for row in catalogue.get(known.name).rows]
         study = replace(study, rows=tuple(sorted(study.rows, key=lambda row: order.index(row.key))))
     entries = tuple(
-        Entry(row, runs_of[row.key], row.label if len(study.groups) == 1 else f"{row.group}, {row.label}", place)
-        for place, row in enumerate(study.rows)
+        Entry(row, runs_of[row.key], row.label if len(study.groups) == 1 else f"{row.group}, {row.label}", index)
+        for index, row in enumerate(study.rows)
     )
     return Overview(study, entries, known is not None, tuple(found.left_out))
 
 
 def _by_recipe(runs: Sequence[SeenRun]) -> list[dict[int, SeenRun]]:
-    """A second run of the same recipe and seed, by another version or on another machine, is an entry of its own."""
+    """Group runs by recipe; a second run of the same recipe and seed (another version or machine) is a new group."""
     groups: list[dict[int, SeenRun]] = []
     for run in sorted(runs, key=lambda run: run.recipe.seed):
         seed = run.recipe.seed
@@ -139,12 +146,12 @@ def _by_recipe(runs: Sequence[SeenRun]) -> list[dict[int, SeenRun]]:
 
 @cache
 def _studies() -> tuple[Study, ...]:
-    """The catalogue's, the smallest first; made once, because a live page asks for them at every turn."""
+    """Return the studies of the catalogue, smallest first; cached, because a live page needs them at every update."""
     return tuple(sorted(map(catalogue.get, catalogue.NAMES), key=lambda study: len(study.rows)))
 
 
 def known_study(recipes: Sequence[Recipe]) -> Study | None:
-    """The smallest study of the catalogue that has a row for every recipe, all cut or changed in the same way."""
+    """Return the smallest study of the catalogue with a row for every recipe, all with the same overrides."""
     for study in _studies():
         matches = [_rows_by_setting(study, recipe) for recipe in recipes]
         for setting in set.intersection(*(set(match) for match in matches)):
@@ -157,7 +164,7 @@ def known_study(recipes: Sequence[Recipe]) -> Study | None:
 
 
 def _rows_by_setting(study: Study, recipe: Recipe) -> dict[Setting, Row]:
-    """The rows that a recipe may be of, by how it is otherwise."""
+    """Return the rows that a recipe can belong to, by its deviations from the row."""
     found: dict[Setting, Row] = {}
     for row in study.rows:
         if (setting := setting_of(row, recipe)) is not None:
@@ -166,16 +173,16 @@ def _rows_by_setting(study: Study, recipe: Recipe) -> dict[Setting, Row]:
 
 
 def _own_study(firsts: Sequence[SeenRun]) -> Study:
-    """A row for each, grouped by what they were tested on, with labels that tell them apart."""
+    """Return a study with a row per run, grouped by test data, with distinct labels."""
     groups: dict[str, list[SeenRun]] = {}
     for run in firsts:
         groups.setdefault(_tested_on(run), []).append(run)
-    labels = {run.place: label for runs in groups.values() for run, label in zip(runs, _labels(runs), strict=True)}
-    pairs = [pair for runs in groups.values() for pair in _pairs([labels[run.place] for run in runs])]
+    labels = {run.path: label for runs in groups.values() for run, label in zip(runs, _labels(runs), strict=True)}
+    pairs = [pair for runs in groups.values() for pair in _pairs([labels[run.path] for run in runs])]
     return Study(
         name="comparison" if len(firsts) > 1 else "run",
         title="; ".join(dict.fromkeys(_cohort(run.recipe) for run in firsts)),
-        rows=tuple(Row(_tested_on(run), labels[run.place], run.recipe, _paper(run.recipe)) for run in firsts),
+        rows=tuple(Row(_tested_on(run), labels[run.path], run.recipe, _paper(run.recipe)) for run in firsts),
         contrasts=tuple(dict.fromkeys((later, earlier) for earlier, later in pairs)),
     )
 
@@ -196,7 +203,7 @@ def _pairs(labels: Sequence[str]) -> Iterable[tuple[str, str]]:
 
 
 def _labels(firsts: Sequence[SeenRun]) -> list[str]:
-    """The method; where that is not enough, also the networks, or what differs from the first, or the place."""
+    """Return distinct labels: the method, if needed with the networks, the differences from the first, or the path."""
     by_method = [LABELS.get(run.recipe.method, run.recipe.method) for run in firsts]
     with_networks = [f"{label}, {group(run.recipe)}" for label, run in zip(by_method, firsts, strict=True)]
     in_full = []
@@ -208,11 +215,11 @@ def _labels(firsts: Sequence[SeenRun]) -> list[str]:
     for labels in (by_method, with_networks, in_full):
         if len({slug(label) for label in labels}) == len(labels):
             return labels
-    return [f"{label}, {run.place}" for label, run in zip(in_full, firsts, strict=True)]
+    return [f"{label}, {run.path}" for label, run in zip(in_full, firsts, strict=True)]
 
 
 def _paper(recipe: Recipe) -> PaperNumbers:
-    """What the paper reports of this recipe, if any of its tables has it."""
+    """Return the paper's numbers for this recipe, if one of its tables has them."""
     for study in _studies():
         for row in study.rows:
             if row.paper and setting_of(row, recipe) is not None:

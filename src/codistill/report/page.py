@@ -1,4 +1,4 @@
-"""The page: its sections, put together from what there is to see, and its HTML, one file that needs nothing else."""
+"""The page: its sections and its HTML, one file without external resources."""
 
 import base64
 import hashlib
@@ -13,21 +13,20 @@ from markupsafe import Markup
 
 import codistill
 from codistill.report import curves, mistakes, sections
-from codistill.report.blocks import Block, Chart, Drawing, Fold, Matrix, Section, Words, laid_out
-from codistill.report.overview import Entry, Overview, overview
-from codistill.report.read import find
+from codistill.report.blocks import Block, Chart, Drawing, Fold, Matrix, Section, Words, lay_out
+from codistill.report.overview import Entry, Overview, read_overview
 from codistill.runs.files import write_atomically
 from codistill.studies.tables import Table, shown
 from codistill.transfer.drawing import summary
 from codistill.transfer.graph import LABELS
 
-PATIENCE_S = 20.0  # what asking the networks about test images may take, unless somebody has more
+PATIENCE_S = 20.0  # default time limit for classifying test images
 SCRIPTS = ("scales.js", "plot.js", "chart.js", "page.js")
 
 
 @dataclass(frozen=True)
 class Page:
-    """A page before it is HTML. ``live`` pages ask whoever serves them for news."""
+    """The content of a page. A ``live`` page polls its server for updates."""
 
     title: str
     subtitle: str
@@ -49,33 +48,34 @@ class Page:
 
     def write(self, file: Path) -> None:
         if file.is_dir():
-            raise ValueError(f"{file} is a folder; name a file for the page, as in -o {file / 'report.html'}")
+            raise ValueError(f"{file} is a folder; give a file name, as in -o {file / 'report.html'}")
         write_atomically(file, self.html())
 
     def _repr_html_(self) -> str:
-        """In a notebook the page has a frame of its own, so that neither's styles reach the other."""
+        """Return a frame for notebooks, so that the styles of page and notebook do not mix."""
         frame = Markup('<iframe srcdoc="{}" title="{}" sandbox="allow-scripts" style="{}"></iframe>')
         return frame.format(self.html(), self.title, "width: 100%; height: 80vh; border: 0")
 
 
-def look(*paths: str | Path, patience_s: float = PATIENCE_S) -> Page:
-    """The page of runs, studies or published results; the last line of a notebook's cell shows it."""
-    return report(overview(find([Path(path) for path in paths])), patience_s=patience_s)
+def build_report(*paths: str | Path, patience_s: float = PATIENCE_S) -> Page:
+    """Return the page of runs, studies or published results; a notebook shows it as the last value of a cell.
+
+    Classifying test images again takes at most ``patience_s`` seconds. ``Page.write`` saves the page as a file.
+    """
+    return report_page(read_overview(*paths), patience_s=patience_s)
 
 
-def report(seen: Overview, *, patience_s: float = PATIENCE_S) -> Page:
-    """The page of runs at rest; computing the networks' answers may take up to ``patience_s`` seconds."""
-    asked, missing = mistakes.ask(seen, patience_s)
+def report_page(seen: Overview, *, patience_s: float = PATIENCE_S) -> Page:
+    """Return the complete page; classifying test images takes at most ``patience_s`` seconds."""
+    asked, missing = mistakes.collect_answers(seen, patience_s)
     answers = tuple(mistakes.blocks(seen, asked, missing))
     return _page(seen, asked, answers, (*sections.counted_cost(seen), *sections.cost_blocks(seen)))
 
 
-def live(seen: Overview) -> Page:
-    """The page of runs that are being trained: from their journals alone, so that making it costs next to nothing."""
-    words = (
-        "Agreement, calibration and confused pairs need trained weights: see `codistill report` when it is finished."
-    )
-    # Operations are counted on networks, with torch: a study that shows them does so when it is at rest.
+def live_page(seen: Overview) -> Page:
+    """Return the page of runs in training, made from their journals alone, which is cheap."""
+    words = "Agreement, calibration and confused pairs need trained weights: run `codistill report` after training."
+    # Counting operations needs torch, so a live page leaves them out.
     seen = replace(seen, study=replace(seen.study, shows_cost=False))
     return replace(_page(seen, {}, (Words(words, missing=True),), tuple(sections.cost_blocks(seen))), live=True)
 
@@ -92,8 +92,8 @@ def _page(seen: Overview, asked: mistakes.Asked, answers: tuple[Block, ...], cos
     return Page(_title(seen), _subtitle(seen), parts)
 
 
-TEACHING = "An arrow goes from a source to a learner. Matrices have a row for each learner, a column for each source."
-ANSWERS = "Of the networks as they ship, on the test images. Single answers are of each row's first finished seed."
+TEACHING = "An arrow points from a source to a learner. Matrices have one row per learner and one column per source."
+ANSWERS = "Answers of the shipped networks on the test images, from the first finished seed of each row."
 
 
 def _title(seen: Overview) -> str:
@@ -112,19 +112,19 @@ def _subtitle(seen: Overview) -> str:
 
 
 def _learning_words(seen: Overview) -> str:
-    return "" if len(seen.entries) == 1 else "A colour for each row, dashes for its networks."
+    return "" if len(seen.entries) == 1 else "One colour per row; dashes distinguish its networks."
 
 
 def _teaching(seen: Overview, asked: mistakes.Asked) -> Iterator[Block]:
     for entry in seen.entries:
-        blocks = tuple(_entry_blocks(entry, f"row{entry.place}", asked))
-        # The last row of a study is the fullest method; it is what readers look for first.
-        yield Fold(f"row{entry.place}", entry.name, blocks, is_open=entry.place == len(seen.entries) - 1)
+        blocks = tuple(_entry_blocks(entry, f"row{entry.index}", asked))
+        # The last row of a study is its most complete method, which readers want to see first.
+        yield Fold(f"row{entry.index}", entry.name, blocks, is_open=entry.index == len(seen.entries) - 1)
 
 
 def _entry_blocks(entry: Entry, prefix: str, asked: mistakes.Asked) -> Iterator[Block]:
     graph = entry.recipe.graph
-    # Arrow tips are found by id, and a page has several graphs.
+    # Arrow heads are referenced by id, and a page has several graphs.
     svg = graph.to_svg().replace("#tg-", f"#{prefix}-").replace('id="tg-', f'id="{prefix}-')
     yield Drawing("Transfer graph", Markup(svg), summary(graph))
     yield _weights(entry)
@@ -135,7 +135,7 @@ def _entry_blocks(entry: Entry, prefix: str, asked: mistakes.Asked) -> Iterator[
         yield agreement
     for chart in (curves.classifiers(entry, prefix), divergences):
         if chart is not None:
-            yield chart if chart.series else curves.absent(chart)
+            yield chart if chart.series else curves.missing_note(chart)
 
 
 def _weights(entry: Entry) -> Matrix:
@@ -173,14 +173,14 @@ def _environment() -> Environment:
     )
     environment.filters["shown"] = shown
     environment.globals["numeric"] = _number_columns
-    environment.globals["laid_out"] = laid_out
+    environment.globals["lay_out"] = lay_out
     environment.tests["number"] = lambda cell: isinstance(cell, int | float)
     environment.tests["summary"] = lambda cell: hasattr(cell, "mean")
     return environment
 
 
 def _number_columns(table: Table) -> set[int]:
-    """Headings stand over their numbers; the first column names its row, whatever it is."""
+    """Return the columns with numbers, whose headings are right-aligned; the first column names the row."""
     return {index for row in table.rows for index, cell in enumerate(row) if index and not isinstance(cell, str | None)}
 
 

@@ -1,4 +1,4 @@
-"""A run as its files tell it, finished or not. Nothing here writes, locks or fails for a damaged part: it is noted."""
+"""Finds runs and reads their files, finished or not. Never writes or locks; damaged parts are noted, not raised."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,32 +15,32 @@ from codistill.runs.journal import MAX_LINE_BYTES
 from codistill.runs.result import Result, parse_result, read_result_content
 from codistill.studies.rows import LABELS
 
-ACCEPTED = "a run's folder, a study's folder, a result.json, or a folder of such files"
+ACCEPTED = "the folder of a run or a study, a result.json, or a folder of result files"
 
 Record = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class SeenRun:
-    """What there is to see of a run. ``notes`` say what is missing or damaged, and why."""
+    """The content of a run's files. ``notes`` name missing or damaged parts, with the reason."""
 
     name: str
-    place: Path
+    path: Path
     recipe: Recipe
     records: tuple[Record, ...]
-    """One per evaluation, in the order of their epochs."""
+    """One per evaluation, in order of epochs."""
     clock: Mapping[int, float]
-    """Seconds of training by epoch; empty where only the result was published."""
+    """Seconds of training by epoch; empty for a published result."""
     result: Result | None
     environment: Mapping[str, Any]
     data: Mapping[str, Any]
-    """What was noted of the images."""
+    """The run's data.json."""
     elapsed_s: float | None = None
     peak_device_bytes: int | None = None
     computed: str = ""
-    """How the step was computed."""
-    heard_at: float | None = None
-    """When anything was last written, in seconds since the epoch; None for a published result."""
+    """The execution path of the step, such as ``bf16, compiled``."""
+    updated_at: float | None = None
+    """Time of the last write, in seconds since the epoch; None for a published result."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -53,7 +53,7 @@ class SeenRun:
 
     @property
     def data_name(self) -> str:
-        """What the images are called, which are not the recipe's where somebody gave their own."""
+        """Name of the images; differs from the recipe's if the caller passed its own data."""
         return str(self.data.get("name", self.recipe.data.name))
 
     @property
@@ -63,13 +63,13 @@ class SeenRun:
 
     @property
     def images_per_s(self) -> float | None:
-        """Of training images, evaluation and saving included."""
+        """Training images per second, including evaluation and saving."""
         if not (self.train_images and self.elapsed_s):
             return None
         return self.train_images * self.epochs_done / self.elapsed_s
 
     def curve(self, *keys: str) -> dict[int, float]:
-        """A number of the journal by epoch: ``run.curve("test", "a/final", "nll")``; where it was not finite, none."""
+        """Return a value of the journal by epoch, as in ``run.curve("test", "a/final", "nll")``, if finite."""
         return {record["epoch"]: value for record in self.records if (value := value_at(record, *keys)) is not None}
 
     def latest(self, *keys: str) -> float | None:
@@ -77,7 +77,7 @@ class SeenRun:
 
 
 def value_at(record: object, *keys: str) -> float | None:
-    """The number below these keys; None for whatever else is there, since a file may have been edited."""
+    """Return the number at these keys, or None for anything else, because a file may have been edited."""
     for key in keys:
         if not isinstance(record, dict):
             return None
@@ -88,7 +88,7 @@ def value_at(record: object, *keys: str) -> float | None:
 
 
 def read_run(folder: Path) -> SeenRun:
-    """A run's folder, at whatever point it is; only a recipe must be there."""
+    """Read the folder of a run in any state; only its recipe is required."""
     run = RunFolder(folder)
     run.refuse_irregular()
     if not run.recipe.is_file():
@@ -104,7 +104,7 @@ def read_run(folder: Path) -> SeenRun:
         notes.append(f"Nothing has been evaluated yet; the first evaluation is after epoch {_first(recipe)}.")
     return SeenRun(
         name=folder.name or str(folder.resolve().name),
-        place=folder,
+        path=folder,
         recipe=recipe,
         records=records,
         clock=clock,
@@ -114,19 +114,19 @@ def read_run(folder: Path) -> SeenRun:
         elapsed_s=value_at(whole, "elapsed_s") or next(reversed(clock.values()), None),
         peak_device_bytes=_whole_number(value_at(whole, "peak_device_bytes")),
         computed=str(whole.get("path", "")),
-        heard_at=_heard_at(run),
+        updated_at=_updated_at(run),
         notes=tuple(dict.fromkeys(notes)),
     )
 
 
 def read_published(file: Path) -> SeenRun:
-    """A result by itself, as `codistill study --publish` copies them."""
+    """Read a result without its run, as written by `codistill study --publish`."""
     whole = read_result_content(file, follow_links=True)
     result = parse_result(whole, file)
-    slimmed = "Terms and auxiliary classifiers were published for the last epoch alone."
+    slimmed = "Terms and auxiliary classifiers were published for the last epoch only."
     return SeenRun(
         name=file.stem,
-        place=file,
+        path=file,
         recipe=result.recipe,
         records=_evaluations(whole["epochs"]),
         clock={},
@@ -141,7 +141,7 @@ def read_published(file: Path) -> SeenRun:
 
 
 def _read_finished(run: RunFolder, notes: list[str]) -> tuple[Result | None, Record]:
-    """The result, if there is one that can be read, and all that its file says."""
+    """Return the result if it is readable, and the whole content of its file."""
     if not run.result.exists():
         return None, {}
     try:
@@ -153,14 +153,14 @@ def _read_finished(run: RunFolder, notes: list[str]) -> tuple[Result | None, Rec
 
 
 def _lines(file: Path, notes: list[str]) -> list[Record]:
-    """The journal's records up to the first that is damaged; a last line that is still being written is left out."""
+    """Return the records up to the first damaged line; a last line still being written is left out."""
     records: list[Record] = []
     try:
         with open(file, "rb", opener=open_regular) as lines:
             for number, line in enumerate(iter(lambda: lines.readline(MAX_LINE_BYTES), b""), start=1):
                 record = _record(line)
                 if record is None:
-                    notes.append(f"{file.name}, line {number}, is cut or damaged; what came before it is shown.")
+                    notes.append(f"{file.name}, line {number}, is truncated or damaged; the lines before it are shown.")
                     break
                 records.append(record)
     except FileNotFoundError:
@@ -204,52 +204,52 @@ def _first(recipe: Recipe) -> int:
     return min(recipe.evaluation.every_epochs, recipe.length.epochs)
 
 
-def _heard_at(run: RunFolder) -> float | None:
+def _updated_at(run: RunFolder) -> float | None:
     written = (run.journal, run.timing, run.log, run.checkpoints, run.result, run.recipe)
     return max((file.stat().st_mtime for file in written if file.exists()), default=None)
 
 
 @dataclass
-class Found:
-    """The runs that could be read, and a word about each that could not."""
+class FoundRuns:
+    """The runs that could be read, and a message about each that could not."""
 
     runs: list[SeenRun] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
 
-def find(paths: Sequence[Path]) -> Found:
-    """All runs below these paths, each once. One that cannot be read does not keep the others from being shown.
+def find(paths: Sequence[Path]) -> FoundRuns:
+    """Read all runs at these paths, each once; an unreadable run does not prevent the others from being shown.
 
-    Paths are in the order in which they were named, and the runs below one in that of their methods, whatever they are
-    called: what is compared comes after what it is compared with.
+    Runs are in the order of the paths, and within a path in the order of methods, so that a baseline comes before
+    the methods that are compared with it.
     """
     if not paths:
-        raise ValueError(f"no run is named; give {ACCEPTED}, as in runs/demo")
-    found, known = Found(), set[Path]()
+        raise ValueError(f"no run given; give {ACCEPTED}, such as runs/demo")
+    found, known = FoundRuns(), set[Path]()
     for path in paths:
-        places = [place for place in expand(path) if place not in known]
-        known.update(places)
-        found.runs += sorted(_read(places, found.left_out), key=_place_of_method)
+        new = [run for run in expand(path) if run not in known]
+        known.update(new)
+        found.runs += sorted(_read(new, found.left_out), key=_method_order)
     if not found.runs:
         raise ValueError("none of the runs can be read:\n  " + "\n  ".join(found.left_out))
     return found
 
 
-def _read(places: Sequence[Path], left_out: list[str]) -> Iterator[SeenRun]:
-    for place in places:
+def _read(paths: Sequence[Path], left_out: list[str]) -> Iterator[SeenRun]:
+    for path in paths:
         try:
-            yield read_run(place) if place.is_dir() else read_published(place)
+            yield read_run(path) if path.is_dir() else read_published(path)
         except (ValueError, OSError) as error:
-            left_out.append(f"{place.name} is left out: {error}")
+            left_out.append(f"{path.name} is left out: {error}")
 
 
-def _place_of_method(run: SeenRun) -> int:
+def _method_order(run: SeenRun) -> int:
     methods = list(LABELS)
     return methods.index(run.recipe.method) if run.recipe.method in methods else len(methods)
 
 
 def expand(path: Path) -> list[Path]:
-    """The run folders and result files that ``path`` stands for."""
+    """Return the run folders and result files at ``path``."""
     if path.is_file():
         return [_run_or_result(path)]
     if not path.is_dir():
@@ -261,18 +261,18 @@ def expand(path: Path) -> list[Path]:
             return inside
     if results := sorted(path.glob("*.json")):
         return results
-    raise ValueError(f"{path} holds no run; give {ACCEPTED}")
+    raise ValueError(f"{path} contains no run; give {ACCEPTED}")
 
 
 def _is_run(folder: Path) -> bool:
-    """Whether it has a recipe; a link in its place counts too, so that the run is named and not passed over."""
+    """Whether the folder has a recipe; a broken link counts too, so that the run is reported and not skipped."""
     recipe = RunFolder(folder).recipe
     return recipe.exists() or recipe.is_symlink()
 
 
 def _run_or_result(file: Path) -> Path:
-    """A result.json beside its recipe stands for the whole run, which has more to show."""
+    """Return the run's folder for a result.json next to its recipe, because the folder contains more."""
     folder = RunFolder(file.parent)
     if file.suffix != ".json":
-        raise ValueError(f"{file} is no run; give {ACCEPTED}")
+        raise ValueError(f"{file} is not a run; give {ACCEPTED}")
     return file.parent if file.name == folder.result.name and folder.recipe.exists() else file

@@ -22,16 +22,16 @@ from codistill.studies.tables import Cell, Table
 
 TIME_UNITS = {"h": 3600, "min": 60, "s": 1}
 FLOP_UNITS = {"PFLOP": 10**15, "TFLOP": 10**12, "GFLOP": 10**9}
-# Of an environment, in this order; the command line is shown by itself.
+# Facts of an environment, in this order; the command is shown separately.
 ENVIRONMENT = ("accelerators", "cpu", "cores", "threads", "platform", "python", "torch", "cuda", "cudnn", "numpy")
-FEW_RUNS = 12  # more are folded away, once they are finished
+FEW_RUNS = 12  # more finished runs are collapsed
 
 
 def result_blocks(seen: Overview) -> Iterator[Block]:
     if any(run.finished for run in seen.runs):
         yield from _finished(seen)
     else:
-        yield Words("No run is finished yet, so there is no result; below is what has been evaluated so far.")
+        yield Words("No run is finished yet, so there are no results; evaluations so far are shown below.")
     runs = Grid(run_table(seen))
     yield runs if seen.unfinished or len(seen.runs) <= FEW_RUNS else Fold("runs", f"{len(seen.runs)} runs", (runs,))
     yield from (Words(text, missing=True) for text in seen.left_out)
@@ -40,7 +40,7 @@ def result_blocks(seen: Overview) -> Iterator[Block]:
 
 
 def _finished(seen: Overview) -> Iterator[Block]:
-    """The tables side by side, then the same as charts."""
+    """Yield the tables, then the same as charts."""
     made = seen.tables()
     yield Grid(replace(made.errors, title="Test error"))
     if made.differences.rows:
@@ -51,19 +51,19 @@ def _finished(seen: Overview) -> Iterator[Block]:
 
 
 def outcome(seen: Overview) -> Chart:
-    """Every finished run's error beside the paper's mean, row by row."""
+    """Return the error of every finished run next to the paper's mean, by row."""
     labels = tuple(entry.name for entry in seen.entries)
     networks = list(dict.fromkeys(name for entry in seen.entries for name in entry.recipe.networks))
     series = []
     for colour, network in enumerate(networks):
         ours = [
-            (float(entry.place), run.result.errors[network]["top1_error"])
+            (float(entry.index), run.result.errors[network]["top1_error"])
             for entry in seen.entries
             for run in entry.runs.values()
             if run.result is not None and network in run.result.errors
         ]
         paper = [
-            (float(entry.place), entry.row.paper[network, "top1_error"].mean)
+            (float(entry.index), entry.row.paper[network, "top1_error"].mean)
             for entry in seen.entries
             if (network, "top1_error") in entry.row.paper
         ]
@@ -71,7 +71,7 @@ def outcome(seen: Overview) -> Chart:
             if points:
                 x, y = zip(*points, strict=True)
                 series.append(Series(name, x, y, colour=colour + shift))
-    words = "A point for each network and seed, at the last epoch."
+    words = "One point per network and seed, at the last epoch."
     return Chart("outcome", "Test error by row", Axis("row", labels=labels), ERROR, tuple(series), words, points=True)
 
 
@@ -100,7 +100,7 @@ def differences(table: Table) -> Chart:
 
 
 def run_table(seen: Overview) -> Table:
-    """Every run: how far it is, and its networks' errors at its latest evaluation."""
+    """Return a table of all runs with their progress and the errors at their latest evaluation."""
     networks = list(dict.fromkeys(name for entry in seen.entries for name in entry.recipe.networks))
     rows: list[tuple[Cell, ...]] = []
     for entry in seen.entries:
@@ -115,10 +115,10 @@ def run_table(seen: Overview) -> Table:
 def state(run: SeenRun) -> str:
     if run.finished:
         return "finished"
-    if run.heard_at is None:
+    if run.updated_at is None:
         return "not finished"
-    heard_at = datetime.fromtimestamp(run.heard_at).astimezone()
-    return f"not finished; last written {heard_at:%Y-%m-%d %H:%M:%S}"
+    updated_at = datetime.fromtimestamp(run.updated_at).astimezone()
+    return f"not finished; last written {updated_at:%Y-%m-%d %H:%M:%S}"
 
 
 def epochs(run: SeenRun) -> str:
@@ -130,7 +130,7 @@ def spent(run: SeenRun) -> str | None:
 
 
 def cost_blocks(seen: Overview) -> Iterator[Block]:
-    """Error against time, then pace and memory."""
+    """Yield error against time, then throughput and memory."""
     unit, seconds = _time_unit(seen)
     axis = Axis("training time", unit)
     by_time = curves.error_against_cost(seen, lambda run: (run.elapsed_s or 0) / seconds, "cost-time", axis)
@@ -139,16 +139,18 @@ def cost_blocks(seen: Overview) -> Iterator[Block]:
     if not by_time.series:
         yield Words("Error against cost: not shown, because no run is finished.", missing=True)
     if not pace.series:
-        yield Words("Throughput over the training: not shown, because published results have no clock.", missing=True)
+        yield Words(
+            "Throughput over the training: not shown, because published results contain no timing.", missing=True
+        )
     yield Grid(cost_table(seen))
 
 
 def counted_cost(seen: Overview) -> Iterator[Block]:
-    """Error against operations. They are counted on networks, so this imports torch."""
-    flops = {run.place: count for run in seen.runs if (count := training_flops(run.recipe))}
+    """Yield error against operations; counting them imports torch."""
+    flops = {run.path: count for run in seen.runs if (count := training_flops(run.recipe))}
     unit, size = _unit(FLOP_UNITS, max(flops.values(), default=0))
     axis = Axis("training cost", unit)
-    chart = curves.error_against_cost(seen, lambda run: flops.get(run.place, 0) / size, "cost-flops", axis)
+    chart = curves.error_against_cost(seen, lambda run: flops.get(run.path, 0) / size, "cost-flops", axis)
     if chart.series:
         yield chart
 
@@ -158,7 +160,7 @@ def _time_unit(seen: Overview) -> tuple[str, int]:
 
 
 def _unit(units: Mapping[str, int], most: float) -> tuple[str, int]:
-    """Such that the most is at least one of them, or the smallest."""
+    """Return the largest unit that does not exceed ``most``, or the smallest unit."""
     return next((unit, size) for unit, size in units.items() if size <= most or size == min(units.values()))
 
 
@@ -181,9 +183,7 @@ def cost_table(seen: Overview) -> Table:
             )
         )
     columns = ("row", "finished", f"{unit} a run", "images/s", "peak GiB", "device", "step")
-    notes = (
-        "The peak of device memory is measured on CUDA devices alone; of a continued run it is that of the last part.",
-    )
+    notes = ("Peak device memory is measured on CUDA devices only; for a continued run, of its last part.",)
     return Table("Time and memory", columns, tuple(rows), notes)
 
 
@@ -196,7 +196,7 @@ def _whole(value: float | None) -> int | None:
 
 
 def repeat_blocks(seen: Overview) -> Iterator[Block]:
-    """The commands, each recipe in full, and the environments."""
+    """Yield the commands, the complete recipes, and the environments."""
     if seen.known and len(seen.entries) > 1 and min(seen.seeds) >= seen.study.first_seed:
         yield Code("The whole study", _study_command(seen))
     yield Code("Each row, with its first seed", "\n".join(command(entry.recipe) for entry in seen.entries))
@@ -207,13 +207,13 @@ def repeat_blocks(seen: Overview) -> Iterator[Block]:
         blocks: tuple[Block, ...] = (
             Code("Recipe", recipes.dumps(entry.recipe)),
             Grid(_environment(entry)),
-            *([Code("As it was typed", typed)] if typed else []),
+            *([Code("Original command", typed)] if typed else []),
         )
-        yield Fold(f"recipe-{entry.place}", f"Recipe and environment: {entry.name}", blocks)
+        yield Fold(f"recipe-{entry.index}", f"Recipe and environment: {entry.name}", blocks)
 
 
 def _study_command(seen: Overview) -> str:
-    """With the changes that its runs have in common, told by a row whose length is not the study's to set."""
+    """Return the study's command with the overrides common to its runs, taken from a row of normal length."""
     study = seen.study
     plain = next((entry for entry in seen.entries if entry.row.longer == 1), seen.entries[0])
     changes = [as_change(line) for line in differing(plain.row.resolved(), plain.recipe)]
@@ -222,19 +222,19 @@ def _study_command(seen: Overview) -> str:
 
 
 def command(recipe: Recipe) -> str:
-    """What trains this recipe again: a catalogue's name with changes, if that gives it back, otherwise its file."""
+    """Return the command that trains this recipe again: a catalogue name with overrides if possible, or its file."""
     if recipe.name in recipes.NAMES:
         changed = [as_change(line) for line in difference(recipes.get(recipe.name), recipe)]
         try:
             if recipes.get(recipe.name, changed) == recipe:
                 return shlex.join(["codistill", "train", recipe.name, *changed])
         except ValueError:
-            pass  # a change that cannot be typed, such as a network that the catalogue's recipe does not have
+            pass  # a change that is not a valid override, such as a network that the catalogue's recipe lacks
     return f"codistill train recipe.yaml  # the recipe {shlex.quote(recipe.name)} below, saved as a file"
 
 
 def _differences(seen: Overview) -> Table:
-    """Only what differs, one column per row of the study."""
+    """Return the keys in which the recipes differ, with one column per row of the study."""
     first = seen.entries[0].recipe
     lines = [{key_of(line): line for line in difference(first, entry.recipe)} for entry in seen.entries]
     keys = [key for key in dict.fromkeys(key for by_key in lines for key in by_key) if key != "seed"]
@@ -249,7 +249,7 @@ def _differences(seen: Overview) -> Table:
 
 
 def _environment(entry: Entry) -> Table:
-    """A line for each fact, a column for each machine and version that ran some of the seeds."""
+    """Return a table with a row per fact and a column per machine and version."""
     seeds_of: dict[tuple[Cell, ...], list[int]] = {}
     for seed, run in entry.runs.items():
         facts = (_version(run), *(_fact(run.environment.get(key)) for key in ENVIRONMENT))

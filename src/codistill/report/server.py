@@ -1,4 +1,4 @@
-"""The live page, served to this machine alone. It only reads the runs' files, so it cannot slow or stop a training."""
+"""Serves the live page, to this machine only. It reads the files of the runs and does not affect the training."""
 
 import errno
 import hashlib
@@ -12,19 +12,19 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-from codistill.report.overview import Overview, overview
-from codistill.report.page import live
-from codistill.report.read import expand, find
+from codistill.report.overview import Overview, read_overview
+from codistill.report.page import live_page
+from codistill.report.read import expand
 from codistill.runs.folder import RunFolder
 
 LOOPBACK = "127.0.0.1"
 VERSION = "Codistill-Version"
-# A page of another site must not read this one by giving its own name to our address.
+# Protects against DNS rebinding: another site must not read this page by resolving its own name to this address.
 HOSTS = ("127.0.0.1", "localhost")
 
 
-class News:
-    """The runs below some paths, read again when one of their files has changed."""
+class RunWatcher:
+    """Reads the runs at some paths again when one of their files has changed."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = tuple(paths)
@@ -33,45 +33,45 @@ class News:
         self._page = ""
 
     def look(self) -> Overview:
-        return overview(find(self.paths))
+        return read_overview(*self.paths)
 
     def version(self) -> str:
-        """Of what the files say, told by their sizes and times: reading those costs next to nothing."""
-        places = [place for path in self.paths for place in expand(path)]
-        marks = [_mark(file) for place in places for file in _files(place)]
+        """Return a hash of the sizes and times of all files, which is cheap to compute."""
+        paths = [found for path in self.paths for found in expand(path)]
+        marks = [_mark(file) for path in paths for file in _files(path)]
         return hashlib.sha256(repr(marks).encode()).hexdigest()[:16]
 
     def page(self) -> tuple[str, str]:
-        """The version and its HTML, made once for all who ask."""
+        """Return the version and its HTML, cached for all clients."""
         with self._lock:
             version = self.version()
             if version != self._version:
-                self._page, self._version = live(self.look()).html(), version
+                self._page, self._version = live_page(self.look()).html(), version
             return self._version, self._page
 
 
-def _files(place: Path) -> tuple[Path, ...]:
-    run = RunFolder(place)
-    return (run.journal, run.timing, run.result, run.recipe) if place.is_dir() else (place,)
+def _files(path: Path) -> tuple[Path, ...]:
+    run = RunFolder(path)
+    return (run.journal, run.timing, run.result, run.recipe) if path.is_dir() else (path,)
 
 
 def _mark(file: Path) -> tuple[str, int, int]:
     try:
         facts = file.stat()
-    except OSError:  # such as a link to itself; who reads it names it
+    except OSError:  # such as a link to itself; reading the run reports it
         return str(file), 0, 0
     return str(file), facts.st_size, facts.st_mtime_ns
 
 
 class Handler(BaseHTTPRequestHandler):
-    """The page at ``/``, and at ``/news?since=VERSION`` the page again if it has changed since."""
+    """Serves the page at ``/``, and at ``/news?since=VERSION`` only if it has changed since."""
 
     server_version, sys_version = "codistill", ""
     server: "Server"
 
     def do_GET(self) -> None:
         if (self.headers.get("Host") or "").partition(":")[0] not in HOSTS:
-            self.send_error(HTTPStatus.FORBIDDEN, "this page is for this machine alone")
+            self.send_error(HTTPStatus.FORBIDDEN, "this page is served to this machine only")
             return
         asked = urlsplit(self.path)
         if asked.path not in ("/", "/news"):
@@ -79,7 +79,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         try:
             version, page = self.server.news.page()
-        except (ValueError, OSError) as error:  # a run that was moved away meanwhile
+        except (ValueError, OSError) as error:  # a run was moved in the meantime
             self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "", str(error), "text/plain")
             return
         since = parse_qs(asked.query).get("since", [""])[0]
@@ -101,34 +101,34 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (its name in the standard library)
-        """Who looks at the page is not worth a line."""
+        """Do not log requests."""
 
 
 class Server(ThreadingHTTPServer):
-    """Listens on the loopback address; ``port`` 0 takes any that is free."""
+    """Listens on the loopback address; ``port`` 0 takes a free one."""
 
     daemon_threads = True
     allow_reuse_address = True
 
-    def __init__(self, news: News, port: int) -> None:
+    def __init__(self, news: RunWatcher, port: int) -> None:
         self.news = news
         try:
             super().__init__((LOOPBACK, port), Handler)
         except OSError as error:
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise
-            why = "is in use" if error.errno == errno.EADDRINUSE else "is not for you to use"
-            raise ValueError(f"--port {port} {why}; choose another, or leave it out to take one that is free") from None
+            why = "is in use" if error.errno == errno.EADDRINUSE else "needs more privileges"
+            raise ValueError(f"--port {port} {why}; choose another, or leave it out to use a free one") from None
 
     @property
     def address(self) -> str:
         return f"http://{LOOPBACK}:{self.server_address[1]}/"
 
 
-def serve(news: News, port: int, ready: Callable[[str], None]) -> float:
-    """Serve until interrupted; the CPU seconds that it took. ``ready`` hears the address."""
+def serve(news: RunWatcher, port: int, ready: Callable[[str], None]) -> float:
+    """Serve until interrupted and return the CPU seconds used; ``ready`` is called with the address."""
     began_s = time.process_time()
-    # A shell that starts something in the background tells it to ignore interrupts; this is how it ends, though.
+    # Shells start background jobs with SIGINT ignored, but SIGINT is how this server is stopped.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with suppress(KeyboardInterrupt), Server(news, port) as server:
         ready(server.address)

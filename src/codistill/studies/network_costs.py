@@ -71,7 +71,7 @@ def network_input(recipe: Recipe) -> NetworkInput:
     return NetworkInput(*known.shape, known.classes)
 
 
-def network_costs(recipe: Recipe, seen: NetworkInput | None = None) -> dict[str, NetworkCost]:
+def count_costs(recipe: Recipe, seen: NetworkInput | None = None) -> dict[str, NetworkCost]:
     """Return the cost of every network of a recipe, counted on the meta device without memory or computation."""
     import torch
 
