@@ -24,7 +24,7 @@ from codistill.engine.evaluate import Metrics
 from codistill.engine.runtime import Machine
 from codistill.engine.timetable import Position, Timetable
 from codistill.log import log, logging_to
-from codistill.recipes import files
+from codistill.recipes import parse
 from codistill.recipes.schema import Recipe
 from codistill.runs import environment
 from codistill.runs.checkpoint import Snapshot, Store
@@ -106,7 +106,7 @@ class Run:
             changed = folder.changes_to(recipe) if is_begun else []
             if not is_begun:
                 # First of all the recipe: it is what makes the folder a run's, should anything die from here on.
-                write_atomically(folder.recipe, files.dumps(recipe))
+                write_atomically(folder.recipe, parse.dumps(recipe))
                 for stale in (folder.environment, folder.data):
                     stale.unlink(missing_ok=True)
             with logging_to(log_file(folder.log)):
@@ -118,7 +118,7 @@ class Run:
                     run._log_data()
                     if changed:
                         log.info("%s goes on with %s", folder.path, "; ".join(changed))
-                        write_atomically(folder.recipe, files.dumps(recipe))
+                        write_atomically(folder.recipe, parse.dumps(recipe))
                     yield run
 
     def _describe_once(self) -> None:

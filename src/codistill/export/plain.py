@@ -18,7 +18,7 @@ from codistill.data.load import load
 from codistill.engine.cohorts import cohort_of
 from codistill.engine.timetable import Position
 from codistill.export.identity import Identity, read_weights
-from codistill.recipes import files
+from codistill.recipes import parse
 from codistill.recipes.schema import Augment, Recipe
 from codistill.runs.checkpoint import Saved, Store
 from codistill.runs.files import RunError, read_json
@@ -46,7 +46,7 @@ class History:
         folder.refuse_irregular()
         if not folder.recipe.is_file():
             raise ValueError(f"{run} is no run: it has no {folder.recipe.name}; give what `codistill train` wrote")
-        recipe = files.load(folder.recipe)
+        recipe = parse.load(folder.recipe)
         if name not in recipe.networks:
             raise unknown(f"network of {run}", name, recipe.networks)
         report, environment = (read_json(file, MAX_BYTES) for file in (folder.data, folder.environment))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations
 
-from codistill.recipes.overrides import as_change
+from codistill.recipes.changes import as_change
 from codistill.recipes.schema import Recipe
 from codistill.report.runs import SeenRun
 from codistill.report.sources import Found

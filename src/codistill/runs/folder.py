@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from codistill.recipes import files
-from codistill.recipes.overrides import WHERE_AND_HOW, difference, is_below, key_of
+from codistill.recipes import parse
+from codistill.recipes.changes import WHERE_AND_HOW, difference, is_below, key_of
 from codistill.recipes.schema import Recipe
 from codistill.runs.files import TEMPORARY, RunError, RunLock, read_json, refuse_unless
 
@@ -111,7 +111,7 @@ class RunFolder:
 
     def changes_to(self, recipe: Recipe) -> list[str]:
         """How the run would go on otherwise than it began: only in where and how; another recipe is refused."""
-        changed = difference(files.load(self.recipe), recipe)
+        changed = difference(parse.load(self.recipe), recipe)
         if others := [line for line in changed if not is_below(key_of(line), WHERE_AND_HOW)]:
             lines = "\n  ".join(others)
             raise RunError(
@@ -171,7 +171,7 @@ def _first_networks(result: dict[str, Any], path: Path) -> list[str]:
     beside = RunFolder(path.parent).recipe
     try:
         if beside.is_file():
-            return list(files.load(beside).networks)
+            return list(parse.load(beside).networks)
         if result["recipe"]["method"] != "kd":
             return []
         # A teacher is the source of every edge, and learns from no label.

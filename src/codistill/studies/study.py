@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from codistill.networks.names import parse
 from codistill.recipes import Recipe, apply, difference
-from codistill.recipes.overrides import key_of
+from codistill.recipes.changes import key_of
 from codistill.studies.statistics import Summary
 from codistill.wording import unknown
 
