@@ -9,7 +9,7 @@ from building import ROOT
 from typer.main import get_command
 
 from codistill.cli.app import app
-from codistill.recipes import files, resolve
+from codistill.recipes import parse, resolve
 from codistill.studies import catalogue
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -35,7 +35,7 @@ def test_there_are_commands_to_check() -> None:
 def test_documented_commands_are_understood(page: str, line: str) -> None:
     _, name, *arguments = shlex.split(line)
     given = COMMANDS[name].make_context(name, arguments).params  # refuses unknown options and missing arguments
-    if name in ("train", "show", "bench") and Path(given["source"]).suffix not in files.SUFFIXES:
+    if name in ("train", "show", "bench") and Path(given["source"]).suffix not in parse.SUFFIXES:
         resolve(given["source"], given["changes"])
     if name == "study":
         catalogue.get(given["name"]).check_overrides(given["changes"])

@@ -13,7 +13,7 @@ from codistill.data.datasets import from_datasets
 from codistill.data.images import ImageData
 from codistill.engine.trainer import train
 from codistill.errors import RunError
-from codistill.recipes import files
+from codistill.recipes import parse
 from codistill.recipes.schema import Recipe
 from codistill.runs.folder import RunFolder
 from tiny import tiny_recipe
@@ -36,7 +36,7 @@ def test_what_a_finished_run_leaves(finished: Path) -> None:
         *("recipe.yaml", "environment.json", "data.json", "journal.jsonl", "timing.jsonl", "train.log", "lock"),
         *("checkpoints", "weights", "result.json"),
     }
-    assert files.load(finished / "recipe.yaml") == tiny_recipe()
+    assert parse.load(finished / "recipe.yaml") == tiny_recipe()
     result = json.loads((finished / "result.json").read_text())
     journal = [json.loads(line) for line in (finished / "journal.jsonl").read_text().splitlines()]
     assert result["epochs"] == journal
@@ -73,7 +73,7 @@ def test_a_run_that_learned_nothing_may_begin_otherwise(tmp_path: Path) -> None:
     for _ in train(tiny_recipe(length={"epochs": 1}), tmp_path / "run"):
         break
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "recipe.yaml").write_text(files.dumps(tiny_recipe(method="dml")))
+    (tmp_path / "other" / "recipe.yaml").write_text(parse.dumps(tiny_recipe(method="dml")))
     assert run(tiny_recipe(length={"epochs": 1}), tmp_path / "other") == 1
     with pytest.raises(ValueError, match="there is no file"):
         run(tiny_recipe(method="kd", start={"a": "nowhere.safetensors"}), tmp_path / "new")
@@ -179,7 +179,7 @@ def test_what_cannot_change_what_is_learned_may_change_on_the_way(finished: Path
     for _ in train(began, tmp_path / "run", stop=lambda: True):
         pass
     assert run(went_on, tmp_path / "run") == 2
-    assert files.load(tmp_path / "run" / "recipe.yaml") == went_on
+    assert parse.load(tmp_path / "run" / "recipe.yaml") == went_on
     (line,) = [line for line in (tmp_path / "run" / "train.log").read_text().splitlines() if "continues with" in line]
     changes = [
         "data.workers: null → 0",
@@ -244,7 +244,7 @@ def test_other_data_do_not_continue_a_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("left", [["lock"], ["lock", ".tmp-recipe.yaml-17"], ["recipe.yaml"]])
 def test_a_run_that_died_while_it_began_begins_again(left: list[str], tmp_path: Path) -> None:
     for name in left:
-        (tmp_path / name).write_text(files.dumps(tiny_recipe(length={"epochs": 1})) if name == "recipe.yaml" else "")
+        (tmp_path / name).write_text(parse.dumps(tiny_recipe(length={"epochs": 1})) if name == "recipe.yaml" else "")
     assert run(tiny_recipe(length={"epochs": 1}), tmp_path) == 1
 
 

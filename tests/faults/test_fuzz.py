@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from codistill import recipes
 from codistill.cli.app import app
-from codistill.recipes import text
+from codistill.recipes import parse
 from stress import FUZZED, STRESS, Counted
 
 SCREEN_LINES = 40
@@ -145,7 +145,7 @@ def test_anything_in_any_place(desk: Path, counted: Counted) -> None:
     )
     @given(st.dictionaries(st.sampled_from([*recipes.Recipe.model_fields, "base", "sede", ""]), ANYTHING, max_size=3))
     def try_one(changes: dict[str, Any]) -> None:
-        file.write_bytes(text.to_yaml({**TINY, **changes}).encode("utf-8", "surrogatepass"))
+        file.write_bytes(parse.to_yaml({**TINY, **changes}).encode("utf-8", "surrogatepass"))
         survives(str(file))
         seen[0] += 1
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codistill import recipes
-from codistill.recipes import text
+from codistill.recipes import parse
 
 WHOLE = """\
 name: mine
@@ -56,10 +56,10 @@ schedule: {kind: constant}
     ],
 )
 def test_a_word_means_what_yaml_1_2_says(word: str, meaning: object) -> None:
-    value = text.parse(f"key: {word}", "test").value
+    value = parse.parse_yaml(f"key: {word}", "test").value
     assert value == {"key": meaning}
     assert type(value["key"]) is type(meaning)
-    assert text.parse(text.to_yaml(value), "test").value == value
+    assert parse.parse_yaml(parse.to_yaml(value), "test").value == value
 
 
 @given(
@@ -71,11 +71,11 @@ def test_a_word_means_what_yaml_1_2_says(word: str, meaning: object) -> None:
 )
 @settings(max_examples=200, deadline=None)
 def test_any_value_survives_yaml_and_json(value: Any) -> None:
-    assert text.parse(text.to_yaml({"key": value}), "test").value == {"key": value}
+    assert parse.parse_yaml(parse.to_yaml({"key": value}), "test").value == {"key": value}
 
 
 def test_an_unusual_line_break_is_kept() -> None:
-    assert text.parse(text.to_yaml({"a\x85": "\u2028"}), "test").value == {"a\x85": "\u2028"}
+    assert parse.parse_yaml(parse.to_yaml({"a\x85": "\u2028"}), "test").value == {"a\x85": "\u2028"}
 
 
 def test_a_file_is_a_recipe(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ BAD = {
         "line 4: networks.b: unknown network 'mobilnet'; did you mean",
     ),
     "depth that does not fit": (altered("wrn-10-1", "wrn-11-1"), "line 3: networks.a: wrn-11-1: depth 11 does not fit"),
-    "unfit member name": (altered("  b:", "  ../b:"), "'../b' is no name for a network"),
+    "unfit member name": (altered("  b:", "  ../b:"), "'../b' is not a name for a network"),
     "no networks": (
         altered("networks:\n  a: wrn-10-1\n  b: mobilenet\n", "networks: {}\n"),
         "networks: must not be empty",
@@ -275,7 +275,7 @@ def test_many_problems_fit_a_screen() -> None:
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(None, "no such file"), (b"a" * (text.MAX_BYTES + 1), "more than 256 KiB"), (b"name: \xff\n", "not UTF-8")],
+    [(None, "no such file"), (b"a" * (parse.MAX_BYTES + 1), "larger than 256 KiB"), (b"name: \xff\n", "not UTF-8")],
 )
 def test_an_unreadable_file_is_refused(content: bytes | None, words: str, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
@@ -325,7 +325,7 @@ def is_refused_or_round_trips(written: str) -> None:
 @settings(max_examples=300, deadline=None)
 def test_any_change_of_a_file_is_refused_or_round_trips(changes: dict[str, Any]) -> None:
     values = {**recipes.get("quickstart").model_dump(mode="json"), **changes}
-    is_refused_or_round_trips(text.to_yaml(values))
+    is_refused_or_round_trips(parse.to_yaml(values))
 
 
 @given(

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codistill import recipes
-from codistill.recipes import shape
+from codistill.recipes import errors
 
 BASE = recipes.get("quickstart")
 PHOTOS = ["data.name=folder", "data.folder=photos"]
@@ -84,15 +84,15 @@ def test_replacing_a_field_is_checked_like_everything_else() -> None:
 
 
 BAD = {
-    "no equals sign": (["method"], "command line: 'method' is no change; type key=value"),
-    "no key": (["=3"], "'=3' is no change; type key=value"),
-    "empty step": (["optimizer..lr=3"], "'optimizer..lr=3' is no change"),
+    "no equals sign": (["method"], "command line: 'method' is not a change; type key=value"),
+    "no key": (["=3"], "'=3' is not a change; type key=value"),
+    "empty step": (["optimizer..lr=3"], "'optimizer..lr=3' is not a change"),
     "twice, two values": (["seed=1", "seed=2"], "command line: seed: given twice, 1 and 2"),
     "key and its section": (
         ["optimizer.lr=1", "optimizer={lr: 2}"],
-        "optimizer.lr: optimizer is given too, which holds it",
+        "optimizer.lr: conflicts with optimizer, which contains it",
     ),
-    "section and its key": (["networks={a: wrn-10-1}", "networks.b=mobilenet"], "networks.b: networks is given too"),
+    "section and its key": (["networks={a: wrn-10-1}", "networks.b=mobilenet"], "networks.b: conflicts with networks"),
     "unclosed list": (["heads.exits=[stage2"], "command line: heads.exits: while parsing a flow sequence"),
     "misspelt key": (["lenght.epochs=1"], "lenght: unknown key; did you mean 'length'?"),
     "key without its section": (["epochs=1"], "command line: epochs: unknown key; did you mean 'length.epochs'?"),
@@ -167,7 +167,7 @@ VALUES = [
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from([*shape.keys(recipes.Recipe), "weights.gamma", "networks.b", "start.a", "x.y"])
+            st.sampled_from([*errors.keys(recipes.Recipe), "weights.gamma", "networks.b", "start.a", "x.y"])
             | st.text(max_size=9),
             st.sampled_from(VALUES) | st.text(max_size=9),
         ).map("=".join),

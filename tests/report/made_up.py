@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from codistill.recipes import files, get
+from codistill.recipes import get, parse
 from codistill.recipes.schema import Recipe
 from codistill.report.overview import Overview, read_overview
 from codistill.runs.files import to_json
@@ -102,7 +102,7 @@ def made_up_run(folder: Path, recipe: Recipe, epochs: int | None = None) -> Path
     """A finished run, or one that has come so many epochs far."""
     done = recipe.length.epochs if epochs is None else epochs
     folder.mkdir(parents=True)
-    (folder / "recipe.yaml").write_text(files.dumps(recipe))
+    (folder / "recipe.yaml").write_text(parse.dumps(recipe))
     (folder / "environment.json").write_text(json.dumps(ENVIRONMENT))
     (folder / "data.json").write_text(json.dumps(DATA))
     for one in records(recipe, done):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from codistill.recipes import Recipe, files
+from codistill.recipes import Recipe, parse
 from codistill.studies.runner import Command
 from codistill.studies.study import Study
 
@@ -60,7 +60,7 @@ def made_up_result(recipe: Recipe) -> dict[str, Any]:
 def fill(folder: Path, recipe: Recipe, result: Mapping[str, Any] | None = None) -> None:
     """Make ``folder`` a finished run."""
     folder.mkdir(parents=True)
-    (folder / "recipe.yaml").write_text(files.dumps(recipe))
+    (folder / "recipe.yaml").write_text(parse.dumps(recipe))
     (folder / "result.json").write_text(json.dumps(result or made_up_result(recipe)))
 
 
@@ -88,7 +88,7 @@ def pretend(scratch: Path, script: Callable[[Recipe, Path], str] | None = None) 
     scratch.mkdir(exist_ok=True)
 
     def command(recipe_file: Path, folder: Path) -> Sequence[str]:
-        recipe = files.load(recipe_file)
+        recipe = parse.load(recipe_file)
         result = scratch / f"{folder.name}.json"
         result.write_text(json.dumps(made_up_result(recipe)))
         text = script(recipe, folder) if script else FINISH

@@ -205,7 +205,7 @@ def test_a_network_is_replaced_in_every_row_that_has_it() -> None:
         (["wrn-28-10=wrn-16-2", "networks.a=wrn-10-1"], r"networks\.a: given twice"),
         (["wrn-28-10=wnr-16-2"], "unknown network 'wnr-16-2'; did you mean 'wrn-16-2'"),
         (["wrn-28-10="], r"networks\.a"),
-        (["wrn-28-10"], "'wrn-28-10' is no change; type key=value"),
+        (["wrn-28-10"], "'wrn-28-10' is not a change; type key=value"),
     ],
 )
 def test_a_replacement_that_makes_no_sense_is_refused(changes: list[str], message: str) -> None:

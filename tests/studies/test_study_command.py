@@ -10,7 +10,7 @@ from rich.console import Console
 from studied import ON_CPU, PAIR, Studied
 from synthetic import FINISH, STOP, made_up_result, pretend
 
-from codistill.recipes import Recipe, files
+from codistill.recipes import Recipe, parse
 from codistill.studies import catalogue
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -66,7 +66,7 @@ def test_a_begun_run_is_continued_by_its_own_recipe(tmp_path: Path) -> None:
 
     def script(recipe: Recipe, folder: Path) -> str:
         given.append(folder)
-        assert recipe.runtime.threads == files.load(folder / "recipe.yaml").runtime.threads
+        assert recipe.runtime.threads == parse.load(folder / "recipe.yaml").runtime.threads
         return FINISH
 
     second = Studied(tmp_path / "out", seeds=1, jobs=1, command=pretend(tmp_path / "scratch", script))
@@ -88,7 +88,7 @@ def test_a_failed_run_is_named_with_its_last_words_and_the_others_go_on(tmp_path
     assert "1 of 6 runs are not finished. To continue them:" in studied.printed
     assert "| DML | 1 |" in (studied.out / "demo.md").read_text()
     (recipe_file,) = (studied.out / "recipes").glob("*dml-seed41*")
-    assert files.load(recipe_file).method == "dml"
+    assert parse.load(recipe_file).method == "dml"
 
 
 @pytest.mark.parametrize("finishes", [True, False])

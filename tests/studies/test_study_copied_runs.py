@@ -8,7 +8,7 @@ import pytest
 from studied import ON_CPU, Studied
 from synthetic import FINISH, STOP, pretend
 
-from codistill.recipes import Recipe, apply, files
+from codistill.recipes import Recipe, apply, parse
 from codistill.studies.runner import Command
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -30,13 +30,13 @@ class Given:
     def _script(self, recipe: Recipe, folder: Path) -> str:
         self.recipes[recipe.method] = recipe
         if (own := folder / "recipe.yaml").exists():
-            self.found[recipe.method] = files.load(own)
+            self.found[recipe.method] = parse.load(own)
         return FINISH
 
 
 def change_recipe(run: Path, *changes: str) -> None:
     """As `codistill train` does that goes on with another device."""
-    (run / "recipe.yaml").write_text(files.dumps(apply(files.load(run / "recipe.yaml"), changes)))
+    (run / "recipe.yaml").write_text(parse.dumps(apply(parse.load(run / "recipe.yaml"), changes)))
 
 
 def test_finished_runs_of_another_machine_are_taken_with_a_warning(tmp_path: Path) -> None:

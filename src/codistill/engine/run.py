@@ -25,7 +25,6 @@ from codistill.engine.runtime import Machine
 from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.errors import RunError
 from codistill.log import log, logging_to
-from codistill.recipes import files
 from codistill.recipes.schema import Recipe
 from codistill.runs import environment
 from codistill.runs.checkpoint import Saver, Snapshot, Store
@@ -106,7 +105,7 @@ class Run:
             changed = folder.changes_to(recipe) if is_begun else []
             if not is_begun:
                 # The recipe comes first: it marks the folder as a run's, should the process die from here on.
-                write_atomically(folder.recipe, files.dumps(recipe))
+                write_atomically(folder.recipe, parse.dumps(recipe))
                 for stale in (folder.environment, folder.data):
                     stale.unlink(missing_ok=True)
             with logging_to(log_file(folder.log)):
@@ -118,7 +117,7 @@ class Run:
                     run._log_data()
                     if changed:
                         log.info("%s continues with %s", folder.path, "; ".join(changed))
-                        write_atomically(folder.recipe, files.dumps(recipe))
+                        write_atomically(folder.recipe, parse.dumps(recipe))
                     yield run
 
     def _describe_once(self) -> None:

@@ -19,7 +19,7 @@ from codistill.engine.schedule import Position
 from codistill.engine.state import cohort_of
 from codistill.errors import unknown
 from codistill.export.formats import Identity, read_weights
-from codistill.recipes import files
+from codistill.recipes import parse
 from codistill.recipes.schema import Augment, Recipe
 from codistill.runs.checkpoint import Saved, Store
 from codistill.runs.files import read_json
@@ -53,7 +53,7 @@ class History:
         folder.refuse_irregular()
         if not folder.recipe.is_file():
             raise folder.not_a_run()
-        recipe = files.load(folder.recipe)
+        recipe = parse.load(folder.recipe)
         if name not in recipe.networks:
             raise unknown(f"network of {run}", name, recipe.networks)
         report, environment = (read_json(file, MAX_BYTES) for file in (folder.data, folder.environment))

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
-from codistill.recipes.catalogue import NAMES, ListedRecipe, describe, draft, table
+from codistill.recipes.catalogue import NAMES, ListedRecipe, describe, table
+from codistill.recipes.changes import difference
 from codistill.recipes.errors import Problem, RecipeError
-from codistill.recipes.files import SUFFIXES, dumps, load, loads
-from codistill.recipes.overrides import apply, difference
+from codistill.recipes.parse import SUFFIXES, apply, draft_of, dumps, load, loads
 from codistill.recipes.schema import Recipe
 
 __all__ = [
@@ -31,11 +31,11 @@ __all__ = [
 
 def get(name: str, changes: Sequence[str] = ()) -> Recipe:
     """The catalogue's recipe of that name with ``key=value`` changes: ``get("quickstart", ["method=dml"])``."""
-    return apply(draft(name), changes)
+    return apply(draft_of(name), changes)
 
 
 def resolve(source: str, changes: Sequence[str] = ()) -> Recipe:
-    """What ``codistill train SOURCE [key=value …]`` means: a file if it ends like one, otherwise a catalogue name."""
+    """The recipe of ``codistill train SOURCE [key=value …]``: a file by its suffix, otherwise a catalogue name."""
     return load(source, changes) if PurePath(source).suffix in SUFFIXES else get(source, changes)
 
 

@@ -1,19 +1,20 @@
-"""What is wrong with a recipe: all of it at once, each with its place, what is allowed and what to type."""
+"""Errors of recipes: every problem at once, each with its place, what is allowed and what to type."""
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
+from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from codistill.errors import did_you_mean, unknown
-from codistill.recipes.shape import Model, by_kind, keys, sections
 
 Path = tuple[str | int, ...]
+Model = type[BaseModel]
 
-# A screen: so many problems of so many characters each.
+# What fits a screen: problems, characters of a message, characters of a value.
 MAX_SHOWN, MAX_MESSAGE, MAX_VALUE = 12, 400, 60
 
 _EXPECTED = {
@@ -32,7 +33,7 @@ _EXPECTED = {
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong: the key as it is typed, what to do about it, and where it was said (``line 3``)."""
+    """One problem: the key as it is typed, what to do about it, and where it was written (``line 3``)."""
 
     path: str
     message: str
@@ -45,7 +46,7 @@ class Problem:
 
 
 class RecipeError(ValueError):
-    """A recipe that cannot be used. ``problems`` has all of it; the text shows what fits a screen."""
+    """A recipe that cannot be used. ``problems`` are all problems; the text shows those that fit a screen."""
 
     def __init__(self, problems: Iterable[Problem], source: str = "recipe") -> None:
         self.problems = tuple(problems)
@@ -61,7 +62,7 @@ class RecipeError(ValueError):
 
 
 class Contradiction(NamedTuple):
-    """Keys that are fine one by one and do not go together; ``about`` names the parts of a recipe that matter here."""
+    """Keys that are valid one by one but not together; ``about`` names the parts of the recipe that are involved."""
 
     path: Path
     message: str
@@ -69,29 +70,51 @@ class Contradiction(NamedTuple):
 
 
 class InconsistentError(ValueError):
-    """All contradictions that a recipe's own check found."""
+    """The contradictions that a recipe's own validator found."""
 
     def __init__(self, found: Iterable[Contradiction]) -> None:
         self.found = tuple(found)
         super().__init__("; ".join(f"{typed(one.path)}: {one.message}" for one in self.found))
 
 
+def sections(model: Model, key: str) -> list[Model]:
+    """The models of a field: one for a section, several for a section with a ``kind``, none for a plain value."""
+    field = model.model_fields.get(key)
+    if field is None:
+        return []
+    candidates = get_args(field.annotation) or (field.annotation,)
+    return [candidate for candidate in candidates if isinstance(candidate, type) and issubclass(candidate, BaseModel)]
+
+
+def by_kind(models: list[Model]) -> dict[str, Model]:
+    """The models of a section by kind, ``{"sgd": Sgd, "adamw": AdamW}``; empty for a section without kinds."""
+    return {model.model_fields["kind"].default: model for model in models} if len(models) > 1 else {}
+
+
+def keys(model: Model, prefix: str = "") -> Iterator[str]:
+    """Every key below ``model`` as it is typed: ``method``, ``heads``, ``heads.kind``, …"""
+    for key in model.model_fields:
+        yield prefix + key
+        for section in sections(model, key):
+            yield from keys(section, f"{prefix}{key}.")
+
+
 def problems(details: Iterable[ErrorDetails], model: Model, places: Mapping[Path, str]) -> list[Problem]:
-    """Pydantic's findings in words for whoever wrote the recipe; ``places`` says where each path was written."""
+    """Translate pydantic's errors for the author of the recipe; ``places`` maps each path to where it was written."""
     return [problem for detail in details for problem in _problems(detail, model, places)]
 
 
-def described(found: Iterable[Contradiction], places: Mapping[Path, str]) -> list[Problem]:
+def describe_contradictions(found: Iterable[Contradiction], places: Mapping[Path, str]) -> list[Problem]:
     return [Problem(typed(one.path), one.message, _where(one.path, places)) for one in found]
 
 
 def typed(path: Path) -> str:
-    """A path as it is typed: ``optimizer.lr``."""
+    """Format a path as it is typed: ``optimizer.lr``."""
     return ".".join(map(str, path))
 
 
 def brief(value: object) -> str:
-    """A value as it would be typed, short enough for an error."""
+    """Format a value as it would be typed, short enough for an error."""
     text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= MAX_VALUE else text[: MAX_VALUE - 1] + "…"
 
@@ -99,7 +122,7 @@ def brief(value: object) -> str:
 def _problems(detail: ErrorDetails, model: Model, places: Mapping[Path, str]) -> list[Problem]:
     cause = detail.get("ctx", {}).get("error")
     if isinstance(cause, InconsistentError):
-        return described(cause.found, places)
+        return describe_contradictions(cause.found, places)
     path, section = _locate(detail["loc"], model)
     if detail["type"].startswith("union_tag"):
         path = (*path, "kind")
@@ -107,7 +130,7 @@ def _problems(detail: ErrorDetails, model: Model, places: Mapping[Path, str]) ->
 
 
 def _locate(loc: Path, model: Model) -> tuple[Path, Model]:
-    """The path as it is typed, and the section that its last key is in: pydantic's own also has the section's kind."""
+    """The path as it is typed and the section of its last key; pydantic's path also contains the section's kind."""
     path: Path = ()
     section, candidates = model, [model]
     for step in loc:
@@ -121,7 +144,7 @@ def _locate(loc: Path, model: Model) -> tuple[Path, Model]:
 
 
 def _where(path: Path, places: Mapping[Path, str]) -> str:
-    """Where ``path`` was written, or else the nearest section around it that was."""
+    """Where ``path`` was written, otherwise the nearest section around it that was."""
     while path and path not in places:
         path = path[:-1]
     return places.get(path, "") if path else ""
@@ -145,7 +168,7 @@ def _message(detail: ErrorDetails, path: Path, model: Model, section: Model) -> 
             kinds = by_kind(sections(model, str(path[0])))
             return f"missing; give {typed(path)}=KIND, one of {', '.join(kinds)}"
         case "string_pattern_mismatch":
-            return f"{brief(value)} is no name for a network; use letters, digits, - and _, up to 40"
+            return f"{brief(value)} is not a name for a network; use letters, digits, - and _, up to 40"
         case "too_short" | "string_too_short":
             return "must not be empty"
         case "too_long" | "string_too_long":
@@ -168,7 +191,7 @@ def _missing(path: Path, model: Model, section: Model) -> str:
 
 
 def _unknown_key(path: Path, model: Model, section: Model) -> str:
-    """Suggests another kind that has the key, one of that name elsewhere (``optimizer.lr``), or one spelt alike."""
+    """Suggest a kind that has the key, a key of that name elsewhere (``optimizer.lr``), or one spelt alike."""
     key = str(path[-1])
     kinds = by_kind(sections(model, str(path[0]))) if len(path) == 2 else {}
     owners = [kind for kind, other in kinds.items() if key in other.model_fields]

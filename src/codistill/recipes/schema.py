@@ -9,9 +9,16 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from codistill.errors import unknown
 from codistill.networks.families import RESERVED, parse
-from codistill.recipes.consistency import contradictions
+from codistill.recipes.check import contradictions
 from codistill.recipes.datasets import DATASETS, NUMBERS
-from codistill.recipes.errors import Contradiction, InconsistentError, Path, RecipeError, described, problems
+from codistill.recipes.errors import (
+    Contradiction,
+    InconsistentError,
+    Path,
+    RecipeError,
+    describe_contradictions,
+    problems,
+)
 from codistill.transfer import methods
 from codistill.transfer.graph import Outline, TransferGraph
 
@@ -69,7 +76,9 @@ class Settings(BaseModel):
             details = error.errors(include_url=False)
         broken = {str(detail["loc"][0]) for detail in details if detail["loc"]}
         found = cls._contradictions_beyond(broken, values) if broken and isinstance(values, Mapping) else []
-        raise RecipeError([*problems(details, cls, places or {}), *described(found, places or {})], source)
+        raise RecipeError(
+            [*problems(details, cls, places or {}), *describe_contradictions(found, places or {})], source
+        )
 
     @classmethod
     def _contradictions_beyond(cls, broken: set[str], values: Mapping[str, Any]) -> list[Contradiction]:

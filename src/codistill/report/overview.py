@@ -8,7 +8,7 @@ from itertools import combinations
 from pathlib import Path
 
 from codistill.networks.families import title
-from codistill.recipes.overrides import as_change
+from codistill.recipes.changes import as_change
 from codistill.recipes.schema import Recipe
 from codistill.report.read import FoundRuns, SeenRun, find
 from codistill.studies import catalogue

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from codistill.errors import RunError
-from codistill.recipes import files
+from codistill.recipes import parse
 from codistill.recipes.schema import Recipe
 from codistill.runs.files import open_regular, read_json
 from codistill.runs.folder import MAX_BYTES, RunFolder
@@ -95,7 +95,7 @@ def read_run(folder: Path) -> SeenRun:
         raise run.not_a_run()
     notes: list[str] = []
     result, whole = _read_finished(run, notes)
-    recipe = result.recipe if result else files.load(run.recipe)
+    recipe = result.recipe if result else parse.load(run.recipe)
     records = _evaluations(whole["epochs"]) if whole else _evaluations(_lines(run.journal, notes))
     clock = {
         int(line["epoch"]): seconds for line in _lines(run.timing, notes) if (seconds := value_at(line, "elapsed_s"))

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from codistill import recipes
 from codistill.recipes import difference
-from codistill.recipes.overrides import as_change, key_of
+from codistill.recipes.changes import as_change, key_of
 from codistill.recipes.schema import Recipe
 from codistill.report import curves
 from codistill.report.blocks import Axis, Block, Chart, Code, Fold, Grid, Series, Words

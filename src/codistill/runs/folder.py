@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from codistill.errors import RunError
-from codistill.recipes import files
-from codistill.recipes.overrides import WHERE_AND_HOW, difference, is_below, key_of
+from codistill.recipes import parse
+from codistill.recipes.changes import WHERE_AND_HOW, difference, is_below, key_of
 from codistill.recipes.schema import Recipe
 from codistill.runs.files import TEMPORARY, RunLock, refuse_unless
 
@@ -105,7 +105,7 @@ class RunFolder:
 
     def changes_to(self, recipe: Recipe) -> list[str]:
         """Allowed differences (device, paths, kernels) between the stored recipe and this one; any other raises."""
-        changed = difference(files.load(self.recipe), recipe)
+        changed = difference(parse.load(self.recipe), recipe)
         if others := [line for line in changed if not is_below(key_of(line), WHERE_AND_HOW)]:
             lines = "\n  ".join(others)
             raise RunError(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from codistill.errors import RunError
-from codistill.recipes import files
+from codistill.recipes import parse
 from codistill.recipes.schema import Recipe
 from codistill.runs.files import read_json
 from codistill.runs.folder import MAX_BYTES, RunFolder
@@ -117,7 +117,7 @@ def _first_networks(content: dict[str, Any], path: Path) -> list[str]:
     recipe_file = RunFolder(path.parent).recipe
     try:
         if recipe_file.is_file():
-            return list(files.load(recipe_file).networks)
+            return list(parse.load(recipe_file).networks)
         if content["recipe"]["method"] != "kd":
             return []
         # A teacher is the source of every edge, and learns from no label.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from codistill.recipes import Recipe
-from codistill.recipes.overrides import as_change, is_below, key_of
+from codistill.recipes.changes import as_change, is_below, key_of
 from codistill.runs.files import read_json, to_json, write_atomically
 from codistill.runs.folder import MAX_BYTES, RunFolder
 from codistill.runs.result import Result, read_result, read_result_content

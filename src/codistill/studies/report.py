@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from codistill.recipes import Recipe, difference
-from codistill.recipes.overrides import WHERE, is_below, key_of
+from codistill.recipes.changes import WHERE, is_below, key_of
 from codistill.runs.result import Result
 from codistill.studies.costs import share_of_images, training_flops
 from codistill.studies.runs import run_name

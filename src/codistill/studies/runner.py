@@ -10,7 +10,7 @@ from types import FrameType
 
 from codistill.engine.signals import handled
 from codistill.errors import ExitCode
-from codistill.recipes import Recipe, files
+from codistill.recipes import Recipe, parse
 from codistill.runs.files import open_regular, write_atomically
 from codistill.runs.folder import RunFolder
 from codistill.studies.crowd import Crowd
@@ -119,7 +119,7 @@ def _drop_blocked(waiting: list[PlannedRun], outcome: Outcome) -> None:
 def _start(run: PlannedRun, out: Path, command: Command) -> _Child:
     recipe_file = out / "recipes" / f"{run.name}.yaml"
     recipe_file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(recipe_file, files.dumps(_as_it_began(run) if run.begun else run.recipe))
+    write_atomically(recipe_file, parse.dumps(_as_it_began(run) if run.begun else run.recipe))
     log_file = out / "logs" / f"{run.name}.log"
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with open(log_file, "ab", opener=open_regular) as log:
@@ -141,10 +141,10 @@ def _as_it_began(run: PlannedRun) -> Recipe:
     The training itself accepts that, and says so. Where teachers lie is no change of a run: its own file is corrected.
     """
     recipe_file = RunFolder(run.folder).recipe
-    own = files.load(recipe_file)
+    own = parse.load(recipe_file)
     if own.start != run.recipe.start:
         own = own.replace(start=run.recipe.start)
-        write_atomically(recipe_file, files.dumps(own))
+        write_atomically(recipe_file, parse.dumps(own))
     data = {**own.data.model_dump(), "folder": run.recipe.data.folder}
     return own.replace(data=data, runtime={**own.runtime.model_dump(), "device": run.recipe.runtime.device})
 

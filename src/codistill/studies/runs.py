@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from codistill.recipes import Recipe, difference, files
-from codistill.recipes.overrides import WHERE_AND_HOW, is_below, key_of
+from codistill.recipes import Recipe, difference, parse
+from codistill.recipes.changes import WHERE_AND_HOW, is_below, key_of
 from codistill.runs.files import open_regular, refuse_unless
 from codistill.runs.folder import RunFolder
 from codistill.runs.result import read_result
@@ -86,7 +86,7 @@ def require_data(runs: Sequence[PlannedRun]) -> None:
     """What is not there is named once, before every run of a study fails for the want of it."""
     from codistill.data.cifar import CIFARS, find
     from codistill.data.download import data_folder
-    from codistill.data.layout import find_sets
+    from codistill.data.image_files import find_sets
 
     for name, folder in {(run.recipe.data.name, run.recipe.data.folder) for run in runs if not run.finished}:
         if name in CIFARS:
@@ -148,7 +148,7 @@ def _check(run: PlannedRun) -> None:
     """
     try:
         RunFolder(run.folder).refuse_irregular()
-        there = [files.load(RunFolder(run.folder).recipe)] if run.begun else []
+        there = [parse.load(RunFolder(run.folder).recipe)] if run.begun else []
         there += [read_result(run.result_file).recipe] if run.finished else []
     except ValueError as error:
         raise ValueError(f"{error}\nMove {run.folder} away to train it again, or choose another --out") from error

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from codistill.errors import unknown
 from codistill.networks.families import parse
 from codistill.recipes import Recipe, apply, difference
-from codistill.recipes.overrides import key_of
+from codistill.recipes.changes import key_of
 from codistill.studies.statistics import Summary
 
 PaperNumbers = Mapping[tuple[str, str], Summary]

@@ -1,4 +1,4 @@
-"""What does not go together in a recipe whose parts are sound by themselves."""
+"""Checks across the sections of a recipe, for settings that are valid one by one but not together."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 
 def contradictions(recipe: "Recipe") -> Iterator[Contradiction]:
+    """Everything that does not go together in a recipe whose sections are valid."""
     yield from _misnamed(recipe)
     yield from _graph_problems(recipe)
     yield from _switch_problems(recipe)
@@ -25,22 +26,22 @@ def _misnamed(recipe: "Recipe") -> Iterator[Contradiction]:
         ("optimizer", "clip_norm_of"): recipe.optimizer.clip_norm_of,
     }
     for path, named in by_network.items():
-        yield from _strangers(path, named, "network", recipe.networks, {"networks", path[0]})
+        yield from _unknown_names(path, named, "network", recipe.networks, {"networks", path[0]})
 
 
 def _graph_problems(recipe: "Recipe") -> Iterator[Contradiction]:
     about = {"networks", "heads", "method", "weights", "edges", "start"}
     settings = [name for name, default in methods.settings(recipe.method).items() if default is not None]
-    if strangers := _strangers(("weights",), recipe.weights, f"setting of {recipe.method}", settings, about):
-        yield from strangers
+    if unknown_names := _unknown_names(("weights",), recipe.weights, f"setting of {recipe.method}", settings, about):
+        yield from unknown_names
         return
     culprit: Path = ("heads", "exits")
     try:
         outline = recipe.outline
         culprit = ("method",)
         edges = methods.get(recipe.method)(outline, **recipe.weights).weights
-        if strangers := _strangers(("edges",), recipe.edges, "edge", edges, about):
-            yield from strangers
+        if unknown_names := _unknown_names(("edges",), recipe.edges, "edge", edges, about):
+            yield from unknown_names
             return
         culprit = ("edges",)
         graph = recipe.graph
@@ -66,7 +67,6 @@ def _lacks_weights(recipe: "Recipe", name: str) -> str:
 
 
 def _switch_problems(recipe: "Recipe") -> Iterator[Contradiction]:
-    """Settings that are sound alone and cannot be had together."""
     side, crop = recipe.data.side, recipe.augment.crop
     if crop and crop > side:
         message = f"{crop} is more than the {side} pixels of an image's side, and at test nothing is padded; lower it"
@@ -78,9 +78,9 @@ def _switch_problems(recipe: "Recipe") -> Iterator[Contradiction]:
     yield from _process_problems(recipe)
     every, all_every = recipe.evaluation.every_epochs, recipe.evaluation.all_every_epochs
     if all_every % every:
-        message = f"{all_every} is no multiple of evaluation.every_epochs={every}"
+        message = f"{all_every} is not a multiple of evaluation.every_epochs={every}"
         yield Contradiction(("evaluation", "all_every_epochs"), message, frozenset({"evaluation"}))
-    # A folder may have a validation set of its own, which only shows once it is read.
+    # A folder may have a validation set of its own, which is only known once it is read.
     if recipe.checkpoints.best and not recipe.data.validation and recipe.data.name != "folder":
         message = "needs data.validation above 0: chosen by test images, the best would look better than it is"
         yield Contradiction(("checkpoints", "best"), message, frozenset({"checkpoints", "data"}))
@@ -107,7 +107,7 @@ def _momentum_problems(recipe: "Recipe") -> Iterator[Contradiction]:
         yield Contradiction(("optimizer", "reset_momentum_at_drops"), message, about)
 
 
-def _strangers(
+def _unknown_names(
     path: Path, named: Iterable[str], kind: str, allowed: Collection[str], about: Iterable[str | int]
 ) -> list[Contradiction]:
     return [
