@@ -25,6 +25,7 @@ from codistill.engine.runtime import Machine
 from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.errors import RunError
 from codistill.log import log, logging_to
+from codistill.recipes import parse
 from codistill.recipes.schema import Recipe
 from codistill.runs import environment
 from codistill.runs.checkpoint import Saver, Snapshot, Store
