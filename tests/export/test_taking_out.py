@@ -172,7 +172,7 @@ def test_own_data_keep_their_name(tmp_path: Path) -> None:
 
 def test_an_interrupted_run_needs_its_data(interrupted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("codistill.export.network.load", no_data)
-    with pytest.raises(ValueError, match=r"those of fashion are not at hand, .* finish with: codistill train "):
+    with pytest.raises(ValueError, match=r"those of fashion are missing or have changed; .* with: codistill train "):
         load_network(interrupted, "a")
 
 
@@ -186,14 +186,14 @@ def test_an_interrupted_run_says_where_its_data_are_missed(tmp_path: Path) -> No
     data = {"name": "folder", "folder": str(photos), "image_size": 8}
     run = train(tiny_recipe(ema=0.0, batch_size=4, data=data), tmp_path / "run", steps=1)
     photos.rename(tmp_path / "elsewhere")
-    with pytest.raises(ValueError, match=rf"but those of folder \({photos}\) are not at hand, or are others now"):
+    with pytest.raises(ValueError, match=rf"but those of folder \({photos}\) are missing or have changed"):
         load_network(run, "a")
 
 
 def test_a_run_that_saved_nothing(interrupted: Path, tmp_path: Path) -> None:
     run = shutil.copytree(interrupted, tmp_path / "run")
     shutil.rmtree(run / "checkpoints")
-    with pytest.raises(ValueError, match=r"has saved nothing yet, .* train on with: codistill train "):
+    with pytest.raises(ValueError, match=r"has no checkpoint yet, .* continue training with: codistill train "):
         load_network(run, "a")
 
 

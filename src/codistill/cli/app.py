@@ -279,7 +279,7 @@ def study(
     rows: Annotated[str | None, typer.Option(metavar="A,B", help="Only these rows or groups of rows.")] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Only print what would be trained.")] = False,
     best_epoch: Annotated[
-        bool, typer.Option("--best-epoch", help="Also show the best epoch of every run, in columns of its own.")
+        bool, typer.Option("--best-epoch", help="Also show the best epoch of every run, in separate columns.")
     ] = False,
     publish: Annotated[Path | None, typer.Option(metavar="DIR", help="Copy the results of finished runs here.")] = None,
 ) -> None:

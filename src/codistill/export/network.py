@@ -143,8 +143,8 @@ def _from_interrupted(history: History) -> PlainNetwork:
     saved = history.store.newest()
     if saved is None:
         raise ValueError(
-            f"{history.folder.path} has saved nothing yet, so there is no network to export; "
-            f"train on with: {history.folder.resume_command()}"
+            f"{history.folder.path} has no checkpoint yet, so there is no network to export; "
+            f"continue training with: {history.folder.resume_command()}"
         )
     return _from_checkpoint(history, saved)
 
@@ -162,8 +162,8 @@ def _identity(history: History, data: ImageData | None) -> Identity:
     if data is None:
         where = f" ({history.recipe.data.folder})" if history.recipe.data.folder else ""
         raise ValueError(
-            f"{history.folder.path} is not finished, and until then only its data tell how images are normalised, but "
-            f"those of {history.report['name']}{where} are not at hand, or are others now; put them back, or finish "
+            f"{history.folder.path} is not finished, so its data are needed to know how images are normalised, but "
+            f"those of {history.report['name']}{where} are missing or have changed; restore them, or finish the run "
             f"with: {history.folder.resume_command()}"
         )
     return Identity.of_data(history.recipe.networks[history.name], data)

@@ -1,8 +1,8 @@
-// One chart and what a reader does with it. Its colours come from classes, so that themes need no new drawing.
-// What is hidden and zoomed survives an update with new numbers.
+// One interactive chart. Colours come from CSS classes, so a theme change needs no redrawing.
+// Hidden series and zoom survive an update with new numbers.
 
-const NARROW = 520; // pixels, in which there is no room for a tip beside the cursor
-const MOST_RANGES = 8; // in a tip; with more series it has only their values
+const NARROW = 520; // pixels; narrower charts have no space for a tooltip next to the cursor
+const MOST_RANGES = 8; // in a tooltip; with more series it shows only their values
 
 function html(name, properties, ...children) {
   const node = Object.assign(document.createElement(name), properties);
@@ -16,7 +16,7 @@ class Chart {
     this.frame = figure.querySelector(".plot");
     this.hidden = new Set();
     this.range = null; // of x, when zoomed
-    this.stop = null; // where the cursor is
+    this.stop = null; // position of the cursor
     this.legend = html("div", { className: "legend", role: "group" });
     this.legend.setAttribute("aria-label", "Series; click to hide or show, double-click to show one alone");
     this.tip = html("div", { className: "tip", hidden: true });
@@ -182,7 +182,7 @@ class Chart {
   }
 
   listen() {
-    let from = null; // where a mouse began to select
+    let from = null; // start of a mouse selection
     const place = (event) => {
       const box = this.frame.getBoundingClientRect();
       return [event.clientX - box.left, event.clientY - box.top];

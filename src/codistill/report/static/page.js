@@ -1,4 +1,4 @@
-// The page itself: charts that are drawn when they come into view, the theme, and, on a live page, news.
+// The page: charts drawn when they come into view, the theme, and updates of a live page.
 
 const charts = new Map();
 const POLL_MS = 2000;
@@ -20,7 +20,7 @@ function watchFigures(root) {
 
 window.addEventListener("beforeprint", () => document.querySelectorAll("[data-chart]").forEach(drawChart));
 
-// Where the reader is, in the bar of sections.
+// Marks the current section in the navigation bar.
 const sections = new IntersectionObserver((entries) => {
   for (const { target, isIntersecting } of entries) {
     if (!isIntersecting) continue;
@@ -30,7 +30,7 @@ const sections = new IntersectionObserver((entries) => {
   }
 }, { rootMargin: "-30% 0px -65% 0px" });
 
-// Light, dark, or as the system says; kept where the browser allows it.
+// Light, dark or system theme, stored if the browser allows it.
 const THEMES = ["system", "light", "dark"];
 const memory = {
   get: () => { try { return localStorage.getItem("codistill-theme"); } catch { return null; } },
@@ -51,7 +51,7 @@ document.getElementById("theme").onclick = () => {
   memory.set(next);
 };
 
-// News: the page is made again by whoever serves it, and what changed is put in place. Zoom, legends and folds stay.
+// Updates: the server renders the page again, and changed parts are replaced. Zoom, legends and folds stay.
 function renewChart(old, fresh) {
   const chart = charts.get(old.dataset.chart);
   const spec = fresh.querySelector("script").textContent;

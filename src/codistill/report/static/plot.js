@@ -1,10 +1,10 @@
-// A chart's picture: made anew whenever anything about it changes, and asked what is where.
+// Draws a chart, again after every change, and maps positions to values.
 
 const COLOURS = 7;
 const DASHES = 4;
 const MARKS = ["M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0", "M-3.6,-3.6h7.2v7.2h-7.2z", "M0,-4.6L4.4,3.4H-4.4z", "M0,-5L5,0L0,5L-5,0z",
   "M0,4.6L4.4,-3.4H-4.4z", "M-1.4,-4.4h2.8v3h3v2.8h-3v3h-2.8v-3h-3v-2.8h3z", "M-4.6,-2h9.2v4h-9.2z"];
-const FEW_POINTS = 16; // so many are marked on a line
+const FEW_POINTS = 16; // lines with at most this many points have marks
 const LETTER = 8; // pixels, at most
 
 const colourOf = (series) => series.colour % COLOURS;
@@ -56,7 +56,7 @@ class Plot {
     if (this.isLog) return [low / 1.1, high * 1.1];
     const margin = (high - low) * 0.06;
     if (low < 0) return [low - margin, high + margin];
-    return [low < high * 0.25 ? 0 : low - margin, high + margin]; // a scale that nearly reaches 0 begins there
+    return [low < high * 0.25 ? 0 : low - margin, high + margin]; // a scale that nearly reaches 0 starts at 0
   }
 
   draw(yTicks) {
@@ -77,7 +77,7 @@ class Plot {
       text(tickWords(tick), left - 7, this.y(tick) + 4, "end")]);
     for (const [place, words] of this.xTicks()) {
       const x = this.x(place);
-      const half = (words.length * LETTER) / 2; // the first and the last stay inside
+      const half = (words.length * LETTER) / 2; // keeps the first and the last label inside
       const centre = Math.max(half, Math.min(x, width - half));
       nodes.push(line(x, bottom, x, bottom + 4, "frame"), text(words, centre, bottom + 18, "middle", { class: "x-tick" }));
     }
@@ -93,7 +93,7 @@ class Plot {
     const [low, high] = this.range;
     if (this.spec.x.labels.length) return this.labelTicks(room / (high - low));
     const ticks = niceTicks(low, high, Math.max(2, Math.round(room / 80)));
-    const whole = !this.spec.points && !this.spec.diagonal; // there is no half epoch
+    const whole = !this.spec.points && !this.spec.diagonal; // epochs are whole numbers
     return ticks.filter((tick) => !whole || Number.isInteger(tick)).map((tick) => [tick, tickWords(tick)]);
   }
 

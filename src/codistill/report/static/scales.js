@@ -1,5 +1,5 @@
 "use strict";
-// Numbers into places and into words. Pure functions.
+// Pure functions from numbers to positions and labels.
 
 /** Round numbers between two ends, about `count` of them. */
 function niceTicks(low, high, count) {
