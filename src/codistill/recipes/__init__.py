@@ -1,4 +1,4 @@
-"""Recipes: complete, typed, frozen descriptions of one training each. Nothing here imports torch."""
+"""Recipes: complete, typed, frozen descriptions of one training each. Imports no torch."""
 
 from collections.abc import Sequence
 from pathlib import PurePath

@@ -47,11 +47,11 @@ def _data_set(name: str) -> str:
     return name
 
 
-Share = Annotated[float, Field(ge=0, lt=1)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
-MAX_NETWORKS = 32  # a graph grows with their square: a stranger's file must not ask for a million edges
+MAX_NETWORKS = 32  # a graph grows with their square: an untrusted file must not ask for a million edges
 # A member's name becomes a file's name, a module's name and a part of "a/final->b/stage2".
 MemberName = Annotated[str, Field(pattern="^[A-Za-z0-9-][A-Za-z0-9_-]{0,39}$"), AfterValidator(_member)]
 KnownNetwork = Annotated[str, AfterValidator(_network)]
@@ -60,7 +60,7 @@ KnownDataSet = Annotated[str, AfterValidator(_data_set), Field(json_schema_extra
 
 
 class Settings(BaseModel):
-    """What every part of a recipe has in common: frozen, no unknown keys, no silent coercion, no infinities."""
+    """Base class of a recipe's sections: frozen, no unknown keys, no silent coercion, no infinities."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -95,21 +95,27 @@ class Heads(Settings):
 
 class Data(Settings):
     name: KnownDataSet
-    folder: str | None = Field(None, description="where the data lie; null: $CODISTILL_DATA or the user's cache")
-    wrong_labels: Share = Field(0.0, description="share of the training labels replaced by wrong ones")
-    validation: Share = Field(0.0, description="share of the training set held out")
-    train_limit: Count | None = Field(None, description="use only so many training images, balanced over the classes")
+    folder: str | None = Field(None, description="the folder of the data; null: $CODISTILL_DATA or the user's cache")
+    wrong_labels: Fraction = Field(0.0, description="share of the training labels replaced by wrong ones")
+    validation: Fraction = Field(0.0, description="share of the training set held out")
+    train_limit: Count | None = Field(
+        None, description="number of training images to use, balanced over the classes; null: all"
+    )
     test_limit: Count | None = None
-    image_size: Count | None = Field(None, description="images are resized to this square; a folder's must be")
-    resize: Literal["stretch", "short_side"] = Field("stretch", description="short_side: in proportion, then cut")
+    image_size: Count | None = Field(None, description="side to which images are resized; required for a folder")
+    resize: Literal["stretch", "short_side"] = Field(
+        "stretch", description="short_side: keeps proportions and cuts out the centre"
+    )
     bad_images: Literal["stop", "skip"] = Field("stop", description="folders only: what an unreadable image does")
     resident: bool | None = Field(None, description="folders only: all images in memory; null: up to 4 GiB of pixels")
-    workers: Annotated[int, Field(ge=0, le=512)] | None = Field(None, description="that decode; null: one per core")
-    timeout_s: Positive = Field(120.0, description="a worker that is silent for so long is replaced")
+    workers: Annotated[int, Field(ge=0, le=512)] | None = Field(
+        None, description="processes that decode; null: one per core"
+    )
+    timeout_s: Positive = Field(120.0, description="a worker that does not answer for this long is replaced")
 
     @property
     def side(self) -> int:
-        """How many pixels an image is high and wide when it is read."""
+        """Height and width in pixels of the images when they are read."""
         return self.image_size or NUMBERS[self.name].side
 
     @model_validator(mode="after")
@@ -130,7 +136,9 @@ class Data(Settings):
 class Augment(Settings):
     pad: Annotated[int, Field(ge=0)] = 4
     crop: Count | None = Field(None, description="side of the random crop, the centre's at test; null: the image's own")
-    random_resized_crop: Annotated[float, Field(ge=0, le=1)] = Field(0.0, description="smallest share it keeps; 0: off")
+    random_resized_crop: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.0, description="smallest share of the image; 0: off"
+    )
     padding: Literal["zero", "reflect"] = "zero"
     flip: bool = True
     mixup: NotNegative = Field(0.0, description="alpha of the Beta distribution; 0: off")
@@ -181,14 +189,14 @@ class Length(Settings):
 
 
 class Optimizer(Settings):
-    """Learning rate, weight decay and clipping hold for every network; ``lr_of`` and its like except some."""
+    """Learning rate, weight decay and clipping of every network; ``lr_of`` and the like override them for some."""
 
     kind: str
     lr: Positive
     weight_decay: NotNegative
     lr_of: dict[str, Positive] = {}
     weight_decay_of: dict[str, NotNegative] = {}
-    clip_norm: Positive | None = Field(None, description="the most that each network's gradient may measure; null: any")
+    clip_norm: Positive | None = Field(None, description="largest norm of each network's gradient; null: no limit")
     clip_norm_of: dict[str, Positive] = {}
 
     def clip_norm_for(self, network: str) -> float | None:
@@ -197,26 +205,28 @@ class Optimizer(Settings):
 
 class Sgd(Optimizer):
     kind: Literal["sgd"] = "sgd"
-    momentum: Share = 0.9
+    momentum: Fraction = 0.9
     nesterov: bool = False
     reset_momentum_at_drops: bool = Field(False, description="as the authors' code does")
 
 
 class AdamW(Optimizer):
     kind: Literal["adamw"] = "adamw"
-    beta1: Share = 0.9
-    beta2: Share = 0.999
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.999
     eps: Positive = 1e-8
 
 
 class Schedule(Settings):
     kind: str
-    warmup: Share = Field(0.0, description="share of the training over which the learning rate rises linearly from 0")
+    warmup: Fraction = Field(
+        0.0, description="share of the training over which the learning rate rises linearly from 0"
+    )
 
 
 class Steps(Schedule):
     kind: Literal["steps"] = "steps"
-    milestones: tuple[Share, ...] = Field(strict=False, description="shares of the training after which it drops")
+    milestones: tuple[Fraction, ...] = Field(strict=False, description="shares of the training after which it drops")
     factor: Annotated[float, Field(gt=0, lt=1)] = 0.1
 
     @field_validator("milestones")
@@ -243,8 +253,8 @@ class Evaluation(Settings):
 
 class Checkpoints(Settings):
     every_s: NotNegative = Field(60.0, description="seconds between saves; the last epoch and a stop always save")
-    keep: Count = Field(2, description="the newest so many")
-    best: bool = Field(False, description="and the one of the lowest validation error, in the run's best/")
+    keep: Count = Field(2, description="number of newest checkpoints to keep")
+    best: bool = Field(False, description="also keep the one of the lowest validation error, in the run's best/")
 
 
 class Runtime(Settings):
@@ -291,8 +301,8 @@ class Recipe(Settings):
     accumulate: Count = Field(1, description="batches whose images are averaged in each update")
     optimizer: Annotated[Sgd | AdamW, Field(discriminator="kind")]
     schedule: Annotated[Steps | Cosine | Constant, Field(discriminator="kind")]
-    label_smoothing: Share = 0.0
-    ema: Share = Field(0.0, description="decay of the weights' moving average, which then ships; 0: off")
+    label_smoothing: Fraction = 0.0
+    ema: Fraction = Field(0.0, description="decay of the weights' moving average, which then ships; 0: off")
     sick: Literal["skip", "rollback", "freeze", "stop"] = Field(
         "skip", description="after an update without a network whose logits or gradient are not finite"
     )
@@ -333,7 +343,7 @@ class Recipe(Settings):
         return []
 
 
-# Sound parts to look at the rest of a broken recipe with.
+# Valid sections that replace the invalid ones while the rest of a recipe is checked.
 _STAND_INS: dict[str, Any] = {
     "networks": {"a": "wrn-10-1"},
     "data": {"name": "fashion"},
