@@ -1,17 +1,17 @@
-"""How errors are worded: the offender, what is allowed, and what to type. Imports nothing of ours, nor torch."""
+"""The wording of errors: the offender, what is allowed, and what to type. Imports neither codistill nor torch."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:
-    """``"; did you mean 'dcm'?"`` when something allowed is close to ``name``, otherwise nothing."""
+    """``"; did you mean 'dcm'?"`` if an allowed name is close to ``name``, else an empty string."""
     close = get_close_matches(name.lower(), list(allowed), n=1, cutoff=0.6)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def install_hint(extra: str) -> str:
-    """What to type for an extra. codistill is installed from a clone: it is not on PyPI.
+    """The command that installs an extra. codistill is installed from a clone: it is not on PyPI.
 
     >>> install_hint("zoo")
     "in the clone of codistill, type: pip install '.[zoo]'"
