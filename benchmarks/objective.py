@@ -28,9 +28,9 @@ import torch
 from torch import Tensor
 
 from codistill.transfer import methods
-from codistill.transfer.divergence import edge_terms
 from codistill.transfer.graph import Outline, TransferGraph
 from codistill.transfer.objective import Objective
+from codistill.transfer.per_edge import edge_terms
 
 Loss = Callable[[dict[str, Tensor], Tensor], Tensor]
 

@@ -230,7 +230,7 @@ GOOD = {"a": "resnet-8"}
         (GOOD, {"exits": "stage2"}, "write ('stage2',)"),
         (GOOD, {"exits": ("stage2", "stage2")}, "'stage2' is named twice"),
         (GOOD, {"exits": {"b": ()}}, "unknown network in exits 'b'; Allowed: a"),
-        ({**GOOD, "b": "resnet-8"}, {"exits": {"a": ()}}, "exits name no network 'b'; add 'b': None for the usual"),
+        ({**GOOD, "b": "resnet-8"}, {"exits": {"a": ()}}, "exits have no entry for 'b'; add 'b': None for the default"),
     ],
 )
 def test_what_cannot_be_a_cohort_is_refused(networks: dict[str, str], options: dict[str, object], said: str) -> None:

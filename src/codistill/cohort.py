@@ -1,4 +1,4 @@
-"""Networks that learn together, with the heads they carry meanwhile, as one module.
+"""Networks that learn together, with their heads, as one module.
 
 Tensor axes: B batch, C channels of an image, H height, W width.
 """
@@ -25,7 +25,7 @@ BATCHNORM_INITS = ("ones", "uniform")
 
 
 class Member(nn.Module):
-    """A network and the heads at its exits: images to the logits of every one of its classifiers."""
+    """A network and the heads at its exits: images in, the logits of each of its classifiers out."""
 
     def __init__(self, backbone: Backbone, heads: Mapping[str, nn.Module]) -> None:
         super().__init__()
@@ -41,15 +41,14 @@ class Member(nn.Module):
 class Cohort(nn.Module):
     """N named networks: ``Cohort({"a": "wrn-28-4", "b": "timm:resnet18", "c": my_module}, num_classes=100)``.
 
-    ``heads`` is their kind, ``exits`` where they hang: None for the paper's two of every network, names for all alike,
-    or names by network; for a module of one's own, the paths of its modules. A network's initial weights depend on the
-    seed and on its name in the cohort alone, so they are the same whatever it learns with, and twins differ. A module
-    of one's own is copied with the weights that it has. ``image_size`` (height, width) is only checked: a few networks
-    take images of one size alone.
+    ``heads`` is their kind, ``exits`` where they hang: None for the paper's two of every network, names for all, or
+    names by network; for an ``nn.Module``, the paths of its modules. A network's initial weights depend only on the
+    seed and on its name in the cohort, so they are the same whatever it learns with, and twins differ. An ``nn.Module``
+    is copied with its weights. ``image_size`` (height, width) is only checked: a few networks take only one size.
     """
 
     members: Mapping[str, Member]
-    """A module dictionary, typed by what it holds."""
+    """An ``nn.ModuleDict``, typed by its values."""
 
     def __init__(
         self,
@@ -73,24 +72,24 @@ class Cohort(nn.Module):
             raise unknown("batchnorm_init", batchnorm_init, BATCHNORM_INITS)
         _check_names(networks)
         _check_distinct(networks)
-        wanted = _exits_by_network(exits, networks)
+        exits_of = _exits_by_network(exits, networks)
         architectures: dict[str, Architecture] = {}
         classifiers: dict[str, dict[str, int]] = {}
         for name, given in networks.items():
-            architectures[name], exit_names = _understood(name, given, wanted[name])
+            architectures[name], exit_names = _resolve(name, given, exits_of[name])
             classifiers[name] = _classifiers(name, architectures[name], exit_names)
         _check_sizes(architectures, image_size)
         self.outline = Outline(classifiers)
         self.head_descriptions: dict[str, str] = {}
-        """What every head is made of, by the classifier's name."""
+        """What each head is made of, by the classifier's name."""
         members: dict[str, Member] = {}
         for name, network in architectures.items():
-            with _draws_from(derive(seed, "init", name)):
+            with _seeded(derive(seed, "init", name)):
                 member = Member(network.backbone(num_classes, in_channels), {})
                 _initialise_batchnorm(member, batchnorm_init)
             _final, *auxiliary = classifiers[name]
             for exit_name in auxiliary:
-                with _draws_from(derive(seed, "init", f"{name}/{exit_name}")):
+                with _seeded(derive(seed, "init", f"{name}/{exit_name}")):
                     member.heads[exit_name] = network.head(exit_name, heads, num_classes)
                     _initialise_batchnorm(member.heads[exit_name], batchnorm_init)
                 self.head_descriptions[f"{name}/{exit_name}"] = network.describe_head(exit_name, heads)
@@ -99,7 +98,7 @@ class Cohort(nn.Module):
         self.to(torch.get_default_device())
 
     def forward(self, images_BCHW: Tensor) -> dict[str, Tensor]:
-        """Every classifier's logits, ``{"a/final": …, "a/stage2": …}``, in the outline's order."""
+        """The logits of every classifier, ``{"a/final": …, "a/stage2": …}``, in the outline's order."""
         return {
             f"{name}/{exit_name}": logits
             for name, member in self.members.items()
@@ -107,17 +106,17 @@ class Cohort(nn.Module):
         }
 
     def strip(self, name: str) -> nn.Module:
-        """A copy of the network alone, as it ships: nothing that was added for learning is in it."""
+        """A copy of the network as it ships, without heads and hooks."""
         if name not in self.members:
             raise unknown("network", name, self.members)
         return deepcopy(self.members[name].backbone).release()
 
 
 @contextmanager
-def _draws_from(seed: int) -> Iterator[None]:
-    """Modules built inside have weights that depend on ``seed`` alone, not on the device nor on earlier draws.
+def _seeded(seed: int) -> Iterator[None]:
+    """Modules built inside have weights that depend only on ``seed``, not on the device or on earlier draws.
 
-    So they are drawn on the CPU, from a fork of its random numbers: the caller's own go on as if nothing happened.
+    They are drawn on the CPU from a fork of its RNG, so the caller's RNG state does not change.
     """
     if torch.get_default_device().type == "meta":  # shapes without values: there are no weights to draw
         yield
@@ -128,27 +127,29 @@ def _draws_from(seed: int) -> Iterator[None]:
 
 
 def _initialise_batchnorm(module: nn.Module, how: str) -> None:
-    """``"ones"`` is how batch normalisation comes; ``"uniform"`` draws its weights from [0, 1)."""
+    """``"ones"`` leaves batch normalisation as torch initialises it; ``"uniform"`` draws its weights from [0, 1)."""
     if how == "uniform":
         for norm in module.modules():
             if isinstance(norm, _BatchNorm) and norm.affine:
                 nn.init.uniform_(norm.weight)
 
 
-def _classifiers(name: str, network: Architecture, wanted: Iterable[str] | None) -> dict[str, int]:
-    available = {place.name: place.stage for place in network.exits}
-    return outline(f"network {name!r}", available, network.default_exits if wanted is None else wanted)
+def _classifiers(name: str, network: Architecture, exits: Iterable[str] | None) -> dict[str, int]:
+    """C-numbers of the network's classifiers by exit."""
+    available = {exit.name: exit.stage for exit in network.exits}
+    return outline(f"network {name!r}", available, network.default_exits if exits is None else exits)
 
 
-def _understood(name: str, network: object, exits: Iterable[str] | None) -> tuple[Architecture, Iterable[str] | None]:
-    """The architecture, and at which of its exits heads are wanted."""
+def _resolve(name: str, network: object, exits: Iterable[str] | None) -> tuple[Architecture, Iterable[str] | None]:
+    """The architecture, and the exits that get heads (None for the default ones)."""
     match network:
         case Architecture():
             return network, exits
         case str():
             return architecture(network), exits
         case nn.Module() if exits and not isinstance(exits, str):
-            return OwnArchitecture(network, tuple(exits), f"network {name!r}"), None  # exits there, so heads at all
+            # The paths are its exits, and all of them get heads.
+            return OwnArchitecture(network, tuple(exits), f"network {name!r}"), None
         case nn.Module():
             return OwnArchitecture(network, label=f"network {name!r}"), exits
     raise ValueError(
@@ -171,8 +172,8 @@ def _check_sizes(architectures: Mapping[str, Architecture], image_size: tuple[in
     if len(set(sizes.values())) > 1:
         taken = ", ".join(f"{name!r} only {size}×{size}" for name, size in sizes.items())
         raise ValueError(
-            f"the networks take images of different sizes: {taken}; say the same size in their names, as in "
-            f"timm:vit_tiny_patch16_224:img_size=32, or take others"
+            f"the networks take images of different sizes: {taken}; give the same size in their names, as in "
+            f"timm:vit_tiny_patch16_224:img_size=32, or use others"
         )
 
 
@@ -186,7 +187,7 @@ def _exits_by_network(
             raise unknown("network in exits", name, networks)
     for name in networks:
         if name not in exits:
-            raise ValueError(f"exits name no network {name!r}; add {name!r}: None for the usual ones, () for none")
+            raise ValueError(f"exits have no entry for {name!r}; add {name!r}: None for the default ones, () for none")
     return exits
 
 

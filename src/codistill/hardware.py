@@ -1,4 +1,4 @@
-"""What of this machine the process may use, on every system. Imports no torch."""
+"""The CPU cores and memory that this process may use. Imports no torch."""
 
 import os
 import re
@@ -8,14 +8,14 @@ MEMINFO = Path("/proc/meminfo")
 
 
 def cores() -> int:
-    """Those that this process may use, which in a container are fewer than the machine's."""
+    """The number of CPU cores that this process may use; in a container that can be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def available_bytes() -> int | None:
-    """Memory that can be had, the cache of files included, which makes room; None where the system does not tell."""
+    """Available memory, including reclaimable file cache; None if the system does not report it."""
     try:
-        told = re.search(r"^MemAvailable:\s*(\d+) kB$", MEMINFO.read_text(), re.MULTILINE)
+        found = re.search(r"^MemAvailable:\s*(\d+) kB$", MEMINFO.read_text(), re.MULTILINE)
     except OSError:
         return None
-    return int(told[1]) * 1024 if told else None
+    return int(found[1]) * 1024 if found else None

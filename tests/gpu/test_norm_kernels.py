@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from codistill.networks.layers import Conv2d, Normalised
+from codistill.networks.layers import Conv2d, NormAct
 from codistill.networks.resnet import PreActivationBlock
 from codistill.ops.dispatch import Apart, added, own_kernels, used_again, weights_apart
 
@@ -28,16 +28,16 @@ def images(*shape: int, dtype: torch.dtype, seed: int, means: float = 0.0) -> Te
     return x.to("cuda", dtype, memory_format=torch.channels_last)
 
 
-def a_layer(channels: int, activation: nn.ReLU | nn.ReLU6 | None) -> Normalised:
+def a_layer(channels: int, activation: nn.ReLU | nn.ReLU6 | None) -> NormAct:
     torch.manual_seed(1)
-    layer = Normalised(channels, activation).cuda()
+    layer = NormAct(channels, activation).cuda()
     with torch.no_grad():
         layer[0].weight.normal_(1.0)
         layer[0].bias.normal_()
     return layer
 
 
-def results(layer: Normalised, x: Tensor, shortcut: Tensor | None, towards: Tensor) -> list[Tensor]:
+def results(layer: NormAct, x: Tensor, shortcut: Tensor | None, towards: Tensor) -> list[Tensor]:
     """Of a use of the layer where its input is used again, and its output too."""
     x, shortcut = x.clone().requires_grad_(), None if shortcut is None else shortcut.clone().requires_grad_()
     out, again = layer.with_input(x, shortcut)
@@ -47,7 +47,7 @@ def results(layer: Normalised, x: Tensor, shortcut: Tensor | None, towards: Tens
     return found if shortcut is None else [*found, shortcut.grad]
 
 
-def away_from_corners(layer: Normalised, x: Tensor, shortcut: Tensor | None) -> Tensor:
+def away_from_corners(layer: NormAct, x: Tensor, shortcut: Tensor | None) -> Tensor:
     """1 where rounding does not decide what the activation lets through, 0 where it might."""
     with torch.no_grad():
         value = nn.functional.batch_norm(x.double(), None, None, layer[0].weight, layer[0].bias, training=True)
@@ -138,10 +138,10 @@ def test_what_is_not_finite_stays_so(bad: float) -> None:
 
 def test_weight_gradients_computed_apart_are_the_same() -> None:
     torch.manual_seed(0)
-    branch = nn.Sequential(Conv2d(16, 32, 3, 2), Normalised(32, nn.ReLU()), Conv2d(32, 32, 3))
+    branch = nn.Sequential(Conv2d(16, 32, 3, 2), NormAct(32, nn.ReLU()), Conv2d(32, 32, 3))
     block = PreActivationBlock(branch, 16, 32, 2).to("cuda", memory_format=torch.channels_last)
     blocks = nn.Sequential(*(copy.deepcopy(block) for _ in range(1)), *[
-        PreActivationBlock(nn.Sequential(Conv2d(32, 32, 3), Normalised(32, nn.ReLU()), Conv2d(32, 32, 3)), 32, 32, 1)
+        PreActivationBlock(nn.Sequential(Conv2d(32, 32, 3), NormAct(32, nn.ReLU()), Conv2d(32, 32, 3)), 32, 32, 1)
         for _ in range(12)
     ]).to("cuda", memory_format=torch.channels_last)  # fmt: skip
     x = images(32, 16, 16, 16, dtype=torch.float32, seed=5)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import zoo
 from codistill.cohort import Cohort, Member
-from codistill.networks.adapters.backbone import ForeignBackbone
+from codistill.networks.adapters.architecture import ForeignBackbone
 from codistill.networks.families import architecture
 
 NAMES = {

@@ -163,15 +163,15 @@ class Pair(Net):
         (Net(), {"exits": ("frist",)}, "network 'mine': it has no module 'frist' that runs; did you mean 'first'?"),
         (Net(), {"exits": ("out",)}, "the output of 'out', batch×5, has no spatial or token axis; name an earlier"),
         (Net(), {"exits": "first"}, "write ('first',)"),
-        (Net(), {"num_classes": 7}, "network 'mine' tells 5 classes apart, and here there are 7"),
-        (Net(), {"in_channels": 1}, "network 'mine' takes images of 3 channels, and these have 1"),
-        (nn.Sequential(nn.Flatten(), nn.Linear(3072, 5)), {}, "no stages are found to hang heads at; name modules"),
+        (Net(), {"num_classes": 7}, "network 'mine' outputs 5 classes, but the data have 7"),
+        (Net(), {"in_channels": 1}, "network 'mine' takes images of 3 channels, but the data have 1"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(3072, 5)), {}, "no stages found to hang heads at; name modules"),
         (nn.Sequential(nn.Flatten(), nn.Linear(3072, 5)), {}, "or have no heads with exits=()"),
         (Pair(), {}, "in training it does not give one row of logits per image"),
         (nn.Linear(7, 5), {}, "its forward fails for images of 3 channels, tried without values on the meta device"),
         (Branching(), {"heads": "apfc"}, "tried without values on the meta device (32×32: Tensor.item() cannot be"),
         (Net(), {"exits": {"mnie": ()}}, "unknown network in exits 'mnie'; did you mean 'mine'?"),
-        (Net(), {"exits": {}}, "exits name no network 'mine'; add 'mine': None for the usual ones, () for none"),
+        (Net(), {"exits": {}}, "exits have no entry for 'mine'; add 'mine': None for the default ones, () for none"),
         (LongWay(), {"exits": ("second",)}, "no head of kind paper at c2: what follows also uses what was computed"),
         (InPlace(), {"exits": ("first",)}, "what follows 'first' writes into its output; name the module that does"),
     ],
@@ -191,9 +191,7 @@ def test_a_forward_that_cannot_be_followed_still_takes_pooled_heads() -> None:
             logits: Tensor = self.out(self.third(x).mean(dim=(2, 3)))
             return logits
 
-    with pytest.raises(
-        ValueError, match=r"network 'mine': no head of kind paper at c2: its forward cannot be followed"
-    ):
+    with pytest.raises(ValueError, match=r"network 'mine': no head of kind paper at c2: its forward cannot be traced"):
         Cohort({"mine": Unfollowed()}, 5)
     assert len(Cohort({"mine": Unfollowed()}, 5, heads="apfc")(IMAGES)) == 3
 
@@ -279,10 +277,10 @@ def test_one_module_is_not_two_networks() -> None:
 
 def test_networks_that_take_different_images_do_not_go_together() -> None:
     vit, swin = "timm:vit_tiny_patch16_224", "timm:swin_tiny_patch4_window7_224"
-    with pytest.raises(ValueError, match=r"different sizes: 'a' only 224×224, 'b' only 64×64; say the same size"):
+    with pytest.raises(ValueError, match=r"different sizes: 'a' only 224×224, 'b' only 64×64; give the same size"):
         Cohort({"a": vit, "b": f"{swin}:img_size=64,window_size=2"}, 5)
     with pytest.raises(
-        ValueError, match=r"network 'a' takes only images of 224×224, and these are 32×32; make them so with data"
+        ValueError, match=r"network 'a' takes only images of 224×224, and these are 32×32; resize them with data"
     ):
         Cohort({"a": vit}, 5, image_size=(32, 32))
     with torch.device("meta"):
@@ -296,7 +294,7 @@ def test_networks_that_take_different_images_do_not_go_together() -> None:
         ("torchvision:resnet51", {}, "torchvision has no classifier 'resnet51'; did you mean 'resnet50'? Allowed: a"),
         ("torchvision:fasterrcnn_resnet50_fpn", {}, "torchvision has no classifier 'fasterrcnn_resnet50_fpn'"),
         ("timm:resnet18:patch_size=4", {}, "timm cannot build resnet18 with patch_size=4: "),
-        ("torchvision:resnet18", {"in_channels": 1}, "resnet18 takes images of 3 channels, and these have 1"),
+        ("torchvision:resnet18", {"in_channels": 1}, "resnet18 takes images of 3 channels, but the data have 1"),
         ("torchvision:googlenet", {}, "torchvision:googlenet: in training it does not give one row of logits"),
         ("timm:resnet18@layer9", {}, "timm:resnet18: it has no module 'layer9' that runs; did you mean 'layer"),
         ("timm:resnet18", {"exits": ("stage2",)}, "unknown exit of network 'a' 'stage2'; Allowed: c2, c3, c4, c5"),

@@ -7,7 +7,7 @@ from torch import nn
 import zoo
 from codistill.cohort import Cohort
 from codistill.networks.adapters.architecture import OwnArchitecture
-from codistill.networks.adapters.widths import redrawn, refit
+from codistill.networks.adapters.surgery import redraw, refit
 from codistill.networks.cost import Cost, cost
 from codistill.networks.families import architecture
 
@@ -113,9 +113,7 @@ def test_apfc_is_one_linear_layer_on_a_grid_or_on_the_mean_of_the_tokens() -> No
 
 
 def test_what_cannot_be_narrowed_is_refused_with_what_can_be_had() -> None:
-    with pytest.raises(
-        ValueError, match=r"no head of kind narrow at c3: its blocks go with no other width; take heads"
-    ):
+    with pytest.raises(ValueError, match=r"no head of kind narrow at c3: its blocks support no other width; use heads"):
         architecture("timm:vit_tiny_patch16_224").head("c3", "narrow", 10)
     with pytest.raises(ValueError, match=r"unknown exit of timm:resnet18 'c9'; Allowed: c2, c3, c4, c5"):
         architecture("timm:resnet18").head("c9", "paper", 10)
@@ -126,12 +124,12 @@ def test_what_cannot_be_narrowed_is_refused_with_what_can_be_had() -> None:
 def test_new_numbers_are_spread_as_the_old_ones_for_their_fan_in() -> None:
     torch.manual_seed(0)
     old = torch.randn(64, 32, 3, 3) * 0.5 + 0.1
-    new = redrawn(old, (128, 128, 3, 3))
+    new = redraw(old, (128, 128, 3, 3))
     assert new.shape == (128, 128, 3, 3)
     assert float(new.mean()) == pytest.approx(0.1, abs=0.01)
     assert float(new.std()) == pytest.approx(0.5 / 2, rel=0.02)  # four times the fan-in, half the spread
-    assert redrawn(torch.zeros(4), (8,)).eq(0).all()
-    assert redrawn(torch.full((4,), 1e-6), (8,)).eq(1e-6).all()
+    assert redraw(torch.zeros(4), (8,)).eq(0).all()
+    assert redraw(torch.full((4,), 1e-6), (8,)).eq(1e-6).all()
 
 
 def test_layers_are_refitted_to_what_arrives() -> None:

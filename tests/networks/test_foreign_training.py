@@ -98,7 +98,7 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 def test_images_that_a_network_does_not_take_stop_the_training(tmp_path: Path) -> None:
     described = recipe(networks={"a": "timm:vit_tiny_patch16_224:img_size=32,patch_size=8"}, method="independent")
-    said = r"only images of 32×32, and these are 28×28; make them so with data.image_size=32 augment.crop=32, or"
+    said = r"only images of 32×32, and these are 28×28; resize them with data.image_size=32 augment.crop=32, or"
     with pytest.raises(ValueError, match=said):
         train(described, tmp_path / "run")
 

@@ -9,7 +9,7 @@ import zoo
 from codistill import Cohort
 from codistill.engine.fast.sections import runs_own_kernels
 from codistill.networks.densenet import DenseLayer, DenseStage, transition
-from codistill.networks.layers import Conv2d, Halving, Normalised, brings_kernels, conv_norm_relu
+from codistill.networks.layers import AvgPool2x2, Conv2d, NormAct, conv_norm_relu, has_fused_kernels
 from codistill.ops import dispatch as kernels
 from codistill.ops.dispatch import fit, halved, is_small, own_kernels
 
@@ -21,7 +21,7 @@ BY_HAND = {"none": lambda x: x, "relu": lambda x: x.clamp(min=0), "relu6": lambd
 @pytest.mark.parametrize("has_shortcut", [False, True])
 def test_normalised_is_norm_then_shortcut_then_activation(activation: str, has_shortcut: bool) -> None:
     torch.manual_seed(0)
-    layer = Normalised(4, ACTIVATIONS[activation]).double()
+    layer = NormAct(4, ACTIVATIONS[activation]).double()
     x, shortcut = 9 * torch.randn(2, 8, 4, 5, 5, dtype=torch.float64)
     mean, variance = x.mean((0, 2, 3), keepdim=True), x.var((0, 2, 3), keepdim=True, unbiased=False)
     expected = (x - mean) / (variance + 1e-5).sqrt() + (shortcut if has_shortcut else 0)
@@ -37,15 +37,15 @@ def test_normalised_is_norm_then_shortcut_then_activation(activation: str, has_s
 def test_our_networks_need_no_compiler(network: str) -> None:
     with torch.device("meta"):
         cohort = Cohort({"a": network}, num_classes=10)
-    assert brings_kernels(cohort.members["a"])
+    assert has_fused_kernels(cohort.members["a"])
 
 
 def test_channels_that_need_padding_are_left_to_a_compiler_but_in_a_dense_stage() -> None:
     """It fuses the padding; a dense stage has kernels that do."""
-    assert brings_kernels(conv_norm_relu(16, 32, 3))
-    assert not brings_kernels(conv_norm_relu(12, 28, 3))
-    assert brings_kernels(DenseStage(DenseLayer(28, 12)))
-    assert not brings_kernels(nn.Sequential(DenseStage(DenseLayer(28, 12)), conv_norm_relu(12, 28, 3)))
+    assert has_fused_kernels(conv_norm_relu(16, 32, 3))
+    assert not has_fused_kernels(conv_norm_relu(12, 28, 3))
+    assert has_fused_kernels(DenseStage(DenseLayer(28, 12)))
+    assert not has_fused_kernels(nn.Sequential(DenseStage(DenseLayer(28, 12)), conv_norm_relu(12, 28, 3)))
 
 
 def test_a_dense_stage_is_its_layers_one_after_the_other() -> None:
@@ -70,7 +70,7 @@ def test_a_convolution_knows_whether_a_normalisation_comes_next(network: str) ->
             last.append((conv, out))
 
     def note(norm: nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
-        if isinstance(norm, Normalised):
+        if isinstance(norm, NormAct):
             normalised.update(conv for conv, out in last if out is arguments[0])
 
     for module in cohort.modules():
@@ -84,13 +84,13 @@ def test_a_convolution_knows_whether_a_normalisation_comes_next(network: str) ->
 
 
 def test_others_layers_are_left_to_a_compiler() -> None:
-    assert not brings_kernels(zoo.timm.create_model("resnet18"))
-    assert not brings_kernels(nn.Linear(3, 4))
+    assert not has_fused_kernels(zoo.timm.create_model("resnet18"))
+    assert not has_fused_kernels(nn.Linear(3, 4))
 
 
 def test_on_a_cpu_nothing_runs_our_kernels() -> None:
-    layer, x = Normalised(16, nn.ReLU()), torch.randn(2, 16, 4, 4).to(memory_format=torch.channels_last)
-    assert brings_kernels(layer)
+    layer, x = NormAct(16, nn.ReLU()), torch.randn(2, 16, 4, 4).to(memory_format=torch.channels_last)
+    assert has_fused_kernels(layer)
     assert not runs_own_kernels(nn.Sequential(layer))
     with own_kernels():
         assert not fit(x, layer[0])
@@ -119,7 +119,7 @@ def test_halving_leaves_odd_lines_to_torch(
     monkeypatch.setattr("codistill.ops.dispatch.wanted", lambda *_: True)  # as on a GPU
     x = torch.randn(2, 3, *size, requires_grad=True)
     y = x.detach().clone().requires_grad_()
-    out, expected = Halving()(x), F.avg_pool2d(y, 2)
+    out, expected = AvgPool2x2()(x), F.avg_pool2d(y, 2)
     assert ("Halved" in out.grad_fn.name()) is is_ours
     out.square().sum().backward()
     expected.square().sum().backward()

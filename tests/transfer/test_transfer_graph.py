@@ -120,7 +120,7 @@ BAD_GRAPHS = {
     r"unknown classifier 'a/finl'; did you mean 'a/final'": lambda: TransferGraph(FINALS, {}, [("a/finl", "b/final")]),
     r"unknown classifier ''": lambda: TransferGraph(FINALS, {}, [("", "b/final")]),
     r"unknown classifier 'None'": lambda: TransferGraph(FINALS, {}, [("a/final", None)]),  # type: ignore[list-item]
-    r"is no transfer; write Transfer\(source, learner, weight\)": lambda: TransferGraph(
+    r"is not a transfer; write Transfer\(source, learner, weight\)": lambda: TransferGraph(
         FINALS,
         {},
         [("a/final",)],  # type: ignore[list-item]
@@ -144,7 +144,7 @@ BAD_GRAPHS = {
         {"a/final->b/finl": 1}
     ),
     r"outline without networks": lambda: Outline({}),
-    r"name 'x/y' is empty or has '/'": lambda: Outline({"x/y": {"final": 1}}),
+    r"name 'x/y' is empty or contains '/'": lambda: Outline({"x/y": {"final": 1}}),
     r"a/final: stage 0; C-numbers count from the output": lambda: Outline({"a": {"final": 0}}),
     r"network 'a' has stages \{'stage2': 2\}; it needs one classifier of stage 1": lambda: Outline(
         {"a": {"stage2": 2}}

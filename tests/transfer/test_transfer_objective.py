@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codistill.transfer import methods
-from codistill.transfer.divergence import divergence, edge_terms
 from codistill.transfer.graph import Outline, Transfer, TransferGraph
 from codistill.transfer.objective import Objective
+from codistill.transfer.per_edge import divergence, edge_terms
 from reference import numpy_objective as paper
 
 TWINS = Outline({name: {"final": 1, "stage2": 2, "stage1": 3} for name in "ab"})
@@ -174,7 +174,7 @@ def test_compiles_with_the_default_backend() -> None:
 
 GOOD = random_logits(TWINS)
 BAD_CALLS = {
-    r"no logits of 'b/stage1', which the graph uses; there are a/final": (
+    r"no logits for 'b/stage1', which the graph uses; there are a/final": (
         {name: z for name, z in GOOD.items() if name != "b/stage1"},
         HARD,
     ),

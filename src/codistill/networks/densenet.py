@@ -1,4 +1,7 @@
-"""DenseNet for CIFAR (Huang et al. 2017) without bottlenecks and compression, as in DenseNet-40-12."""
+"""DenseNet for CIFAR without bottlenecks and compression, as in DenseNet-40-12.
+
+Huang et al. 2017, "Densely Connected Convolutional Networks", CVPR.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -6,13 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from codistill.networks.layers import BatchNorm2d, Conv2d, Halving, norm_relu
+from codistill.networks.layers import AvgPool2x2, BatchNorm2d, Conv2d, norm_relu
 from codistill.networks.tables import PreActivatedArchitecture, Row, blocks_per_stage, half
 from codistill.ops import dispatch as kernels
 
 
 class DenseLayer(nn.Module):
-    """Adds ``growth`` channels to those it is given."""
+    """concat(x, conv(relu(bn(x)))): adds ``growth`` channels to its input."""
 
     def __init__(self, in_channels: int, growth: int) -> None:
         super().__init__()
@@ -23,10 +26,10 @@ class DenseLayer(nn.Module):
 
 
 class DenseStage(nn.Sequential):
-    """Dense layers, and a transition before the first of each stage but one.
+    """Dense layers; each row after the first begins with a transition.
 
-    On a GPU the layers between two transitions run as one, which copies no channel to stand beside another, and pads
-    its convolutions by itself.
+    On a GPU the layers between two transitions run as one operation, which concatenates without copying and pads its
+    convolutions itself.
     """
 
     pads_convolutions = True
@@ -38,16 +41,17 @@ class DenseStage(nn.Sequential):
                 layers.append(part)
             else:
                 change, layer = part.children()
-                x_BCHW = change(together(layers, x_BCHW))
+                x_BCHW = change(run_dense_layers(layers, x_BCHW))
                 layers = [layer]
-        return together(layers, x_BCHW)
+        return run_dense_layers(layers, x_BCHW)
 
 
-def together(layers: Sequence[nn.Module], x_BCHW: Tensor) -> Tensor:
+def run_dense_layers(layers: Sequence[nn.Module], x_BCHW: Tensor) -> Tensor:
+    """Runs the layers one after the other, on a GPU as one operation."""
     norms = [norm for layer in layers for norm in layer.modules() if isinstance(norm, BatchNorm2d)]
     convs = [conv for layer in layers for conv in layer.modules() if isinstance(conv, Conv2d)]
     growth = sum(conv.out_channels for conv in convs)
-    if len(norms) == len(layers) > 0 and kernels.fit(x_BCHW, norms[0], growth):  # else they are synchronised ones
+    if len(norms) == len(layers) > 0 and kernels.fit(x_BCHW, norms[0], growth):  # SyncBatchNorm has no kernel
         return kernels.dense_block(x_BCHW, list(zip(norms, convs, strict=True)))
     for layer in layers:
         x_BCHW = layer(x_BCHW)
@@ -55,14 +59,15 @@ def together(layers: Sequence[nn.Module], x_BCHW: Tensor) -> Tensor:
 
 
 def transition(channels: int) -> nn.Module:
-    return nn.Sequential(norm_relu(channels), Conv2d(channels, channels, 1), Halving())
+    """BN, ReLU, 1×1 convolution and 2×2 average pooling; the number of channels stays."""
+    return nn.Sequential(norm_relu(channels), Conv2d(channels, channels, 1), AvgPool2x2())
 
 
 @dataclass(frozen=True)
 class DenseNet(PreActivatedArchitecture):
-    """Depth 3n+4. A row's channels are its growth; the transition before it is what down-samples.
+    """Depth 3n+4. A row's channels are its growth rate; the transition before it down-samples.
 
-    A stage begins with its transition, so an exit lies before the next one and heads have transitions of their own.
+    A stage begins with its transition, so exits come before the next transition and heads have their own.
     """
 
     depth: int

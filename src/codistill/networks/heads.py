@@ -1,4 +1,4 @@
-"""From feature maps to logits: how every network ends, and the kinds of auxiliary classifier."""
+"""From feature maps to logits: the classifier of a network, and the kinds of auxiliary classifier."""
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -6,13 +6,13 @@ from torch.nn import functional as F
 from codistill.networks.layers import norm_relu
 
 HEAD_KINDS = ("paper", "narrow", "apfc")
-"""The paper's design, of the network's own blocks; the same at half the width; pooling and one linear layer."""
+"""The paper's design of the network's own blocks; the same at half the width; pooling and one linear layer."""
 
 APFC_GRID = 4
 
 
 def classifier(channels: int, num_classes: int, *, preactivated: bool = False) -> nn.Sequential:
-    """Global average pooling and one linear layer; BN and ReLU first where the last block left them out."""
+    """Global average pooling and one linear layer; BN and ReLU first if the blocks are pre-activated."""
     activation = [norm_relu(channels)] if preactivated else []
     return nn.Sequential(*activation, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, num_classes))
 
@@ -23,11 +23,12 @@ def apfc(channels: int, num_classes: int) -> nn.Sequential:
 
 
 def describe_apfc() -> str:
+    """What an APFC head is made of, for listings."""
     return f"averages over a {APFC_GRID}×{APFC_GRID} grid and one linear layer"
 
 
 class GridPool(nn.Module):
-    """Average over the cells of a square grid, whatever the size of the feature map."""
+    """Average pooling to a square grid of ``cells`` × ``cells``, for feature maps of any size."""
 
     def __init__(self, cells: int) -> None:
         super().__init__()
@@ -36,6 +37,6 @@ class GridPool(nn.Module):
     def forward(self, x_BCHW: Tensor) -> Tensor:
         height, width = x_BCHW.shape[-2:]
         if height % self.cells == 0 and width % self.cells == 0:
-            # The same numbers, but adaptive pooling has no deterministic backward on CUDA.
+            # The same values; adaptive pooling has no deterministic backward pass on CUDA.
             return F.avg_pool2d(x_BCHW, (height // self.cells, width // self.cells))
         return F.adaptive_avg_pool2d(x_BCHW, self.cells)

@@ -15,13 +15,13 @@ RNG_FREE_LAYERS = (
 """The layers that these networks take from torch, except dropout."""
 
 TENSOR_CORE_CHANNELS = 8
-"""Half-precision convolutions of NVIDIA's library take channels in multiples of this."""
+"""cuDNN's half-precision convolutions use tensor cores for channels in multiples of this."""
 
 
 class Conv2d(nn.Conv2d):
-    """A convolution without bias that keeps the size at stride 1 and starts from He's normal distribution.
+    """A convolution without bias that keeps the size at stride 1, with He's normal initialisation.
 
-    ``normalised`` says that a normalisation comes next: small ones then bring what it needs on a GPU.
+    ``normalised`` says that a batch normalisation follows: small ones then also compute its statistics on a GPU.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Conv2d(nn.Conv2d):
 
     @property
     def fits(self) -> bool:
-        """Whether it has as many channels as tensor cores take."""
+        """Whether its channels are multiples of what tensor cores take."""
         return (
             self.groups > 1 or self.in_channels % TENSOR_CORE_CHANNELS == self.out_channels % TENSOR_CORE_CHANNELS == 0
         )
@@ -48,8 +48,8 @@ class Conv2d(nn.Conv2d):
         return padded_convolution(x_BCHW, self.weight, self.stride, self.padding)
 
 
-class Halving(nn.AvgPool2d):
-    """Averages of 2×2 pixels."""
+class AvgPool2x2(nn.AvgPool2d):
+    """Average pooling over 2×2 pixels."""
 
     def __init__(self) -> None:
         super().__init__(2)
@@ -63,23 +63,23 @@ class Halving(nn.AvgPool2d):
 def padded_convolution(
     x_BCHW: Tensor, weight: Tensor, stride: tuple[int, ...], padding: str | tuple[int, ...]
 ) -> Tensor:
-    """The same convolution with channels of zeros up to a multiple of eight, which are cut off again.
+    """A convolution whose channels are padded with zeros to a multiple of eight; the extra outputs are cut off.
 
-    The library would pad by kernels of its own, a quarter of a DenseNet's time; a compiler fuses this with what is
-    around it.
+    cuDNN would pad with kernels of its own, which take a quarter of a DenseNet's time; a compiler fuses this padding
+    with its neighbours.
     """
     out_channels, in_channels = weight.shape[:2]
     more_in, more_out = -in_channels % TENSOR_CORE_CHANNELS, -out_channels % TENSOR_CORE_CHANNELS
-    # Channels last while it is padded: then its gradient is too, and need not be copied into that order.
+    # Padded in channels-last order: then the gradient has that order too and is not copied.
     wide_weight = F.pad(weight.permute(0, 2, 3, 1), (0, more_in, 0, 0, 0, 0, 0, more_out)).permute(0, 3, 1, 2)
     wide = F.conv2d(F.pad(x_BCHW, (0, 0, 0, 0, 0, more_in)), wide_weight, None, stride, padding)
     return wide[:, :out_channels]
 
 
 class BatchNorm2d(nn.BatchNorm2d):
-    """Torch's, but ``num_batches_tracked`` stays 0.
+    """Batch normalisation as in torch, except that ``num_batches_tracked`` stays 0.
 
-    Only ``momentum=None`` reads the count, and counting is one more kernel for each of these layers at every step.
+    Only ``momentum=None`` reads the count, and counting takes one more kernel per layer and step.
     """
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
@@ -87,8 +87,8 @@ class BatchNorm2d(nn.BatchNorm2d):
         return F.batch_norm(x_BCHW, *statistics, self.weight, self.bias, self.training, self.momentum or 0.0, self.eps)
 
 
-class Normalised(nn.Sequential):
-    """activation(norm(x) + shortcut), where there is a shortcut, or an activation: on a GPU as one."""
+class NormAct(nn.Sequential):
+    """activation(norm(x) + shortcut), both optional; on a GPU in one kernel."""
 
     def __init__(self, channels: int, activation: nn.ReLU | nn.ReLU6 | None = None) -> None:
         super().__init__(BatchNorm2d(channels), *([activation] if activation else []))
@@ -98,9 +98,9 @@ class Normalised(nn.Sequential):
         return self.with_input(x_BCHW, shortcut_BCHW)[0]
 
     def with_input(self, x_BCHW: Tensor, shortcut_BCHW: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Also x, for who uses it again: this one's gradient is added at no cost."""
+        """The output, and ``x`` for a second use: the gradients of both uses are added in the same kernel."""
         norm, *activation = self
-        if isinstance(norm, BatchNorm2d) and kernels.fit(x_BCHW, norm):  # else it is a synchronised one
+        if isinstance(norm, BatchNorm2d) and kernels.fit(x_BCHW, norm):  # a SyncBatchNorm has no kernel
             return kernels.norm_activate(x_BCHW, norm, self.bounds, shortcut_BCHW)
         out = norm(x_BCHW)
         if shortcut_BCHW is not None:
@@ -111,10 +111,11 @@ class Normalised(nn.Sequential):
 
 
 BOUNDS: dict[type, kernels.Bounds] = {type(None): (None, None), nn.ReLU: (0.0, None), nn.ReLU6: (0.0, 6.0)}
+"""(min, max) of the clamp that an activation is."""
 
 
-def norm_relu(channels: int) -> Normalised:
-    return Normalised(channels, nn.ReLU(inplace=True))
+def norm_relu(channels: int) -> NormAct:
+    return NormAct(channels, nn.ReLU(inplace=True))
 
 
 def conv_norm_relu(in_channels: int, out_channels: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
@@ -122,24 +123,26 @@ def conv_norm_relu(in_channels: int, out_channels: int, kernel: int, stride: int
     return nn.Sequential(conv, norm_relu(out_channels))
 
 
-def brings_kernels(module: nn.Module) -> bool:
-    """Whether it is made of these layers and needs no padding on a GPU: then a compiler has nothing to add."""
+def has_fused_kernels(module: nn.Module) -> bool:
+    """Whether the module is made of these layers and needs no padding on a GPU: then compiling it gains nothing."""
     norms = [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
     return (
-        bool(norms) and all(type(norm) is BatchNorm2d for norm in norms) and all(map(needs_no_padding, convs(module)))
+        bool(norms)
+        and all(type(norm) is BatchNorm2d for norm in norms)
+        and all(map(_needs_no_padding, _plain_convolutions(module)))
     )
 
 
-def convs(module: nn.Module) -> Iterator[nn.Conv2d]:
-    """Those that it leaves to torch."""
+def _plain_convolutions(module: nn.Module) -> Iterator[nn.Conv2d]:
+    """The convolutions that run one by one, outside of a dense block's kernel."""
     if isinstance(module, nn.Conv2d):
         yield module
     elif not getattr(module, "pads_convolutions", False):
         for part in module.children():
-            yield from convs(part)
+            yield from _plain_convolutions(part)
 
 
-def needs_no_padding(conv: nn.Conv2d) -> bool:
+def _needs_no_padding(conv: nn.Conv2d) -> bool:
     return isinstance(conv, Conv2d) and (conv.fits or conv.in_channels < TENSOR_CORE_CHANNELS)
 
 

@@ -1,18 +1,22 @@
-"""Networks of depthwise and pointwise convolutions: MobileNet in the paper's CIFAR form, and MobileNetV2."""
+"""Networks of depthwise and pointwise convolutions: MobileNet in DCM's form for CIFAR, and MobileNetV2.
+
+Howard et al. 2017, "MobileNets: Efficient Convolutional Neural Networks for Mobile Vision Applications".
+Sandler et al. 2018, "MobileNetV2: Inverted Residuals and Linear Bottlenecks", CVPR.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor, nn
 
-from codistill.networks.layers import Conv2d, Normalised, conv_norm_relu
+from codistill.networks.layers import Conv2d, NormAct, conv_norm_relu
 from codistill.networks.tables import Row, TabulatedArchitecture
 from codistill.ops.dispatch import used_again
 
 
 @dataclass(frozen=True)
 class MobileNet(TabulatedArchitecture):
-    """Howard et al. 2017 with only two strides of 2, as 32×32 images need."""
+    """Howard et al. 2017, with only two strides of 2 for images of 32×32."""
 
     stem_channels: ClassVar[int] = 32
 
@@ -38,7 +42,7 @@ class MobileNet(TabulatedArchitecture):
 
 
 class InvertedResidual(nn.Module):
-    """Widen by ``expansion``, filter each channel, narrow without activation; add the input where shapes agree."""
+    """Expand by 1×1, filter depthwise, project without activation; add the input if the shapes agree."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int, expansion: int) -> None:
         super().__init__()
@@ -48,7 +52,7 @@ class InvertedResidual(nn.Module):
             conv_norm_relu6(hidden, hidden, 3, stride, groups=hidden),
             Conv2d(hidden, out_channels, 1),
         )
-        self.norm = Normalised(out_channels)
+        self.norm = NormAct(out_channels)
         self.adds_input = stride == 1 and in_channels == out_channels
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
@@ -58,12 +62,12 @@ class InvertedResidual(nn.Module):
 
 def conv_norm_relu6(in_channels: int, out_channels: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Module:
     conv = Conv2d(in_channels, out_channels, kernel, stride, groups)
-    return nn.Sequential(conv, Normalised(out_channels, nn.ReLU6(inplace=True)))
+    return nn.Sequential(conv, NormAct(out_channels, nn.ReLU6(inplace=True)))
 
 
 @dataclass(frozen=True)
 class MobileNetV2(TabulatedArchitecture):
-    """Sandler et al. 2018 for ImageNet: torchvision's parameters in its order, without the dropout that it adds."""
+    """Sandler et al. 2018, Table 2, for ImageNet: torchvision's parameters in its order, without its dropout."""
 
     stem_channels: ClassVar[int] = 32
     stem_stride: ClassVar[int] = 2

@@ -11,7 +11,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from codistill.networks.layers import Conv2d, Normalised, conv_norm_relu, norm_relu
+from codistill.networks.layers import Conv2d, NormAct, conv_norm_relu, norm_relu
 from codistill.networks.tables import PreActivatedArchitecture, Row, TabulatedArchitecture, blocks_per_stage, half
 from codistill.ops.dispatch import added, used_again
 
@@ -51,7 +51,7 @@ def padded_shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Modu
 def projected_shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Module:
     if in_channels == out_channels and stride == 1:
         return nn.Identity()
-    return nn.Sequential(Conv2d(in_channels, out_channels, 1, stride), Normalised(out_channels))
+    return nn.Sequential(Conv2d(in_channels, out_channels, 1, stride), NormAct(out_channels))
 
 
 def basic_branch(in_channels: int, out_channels: int, stride: int) -> nn.Module:

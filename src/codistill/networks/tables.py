@@ -1,4 +1,4 @@
-"""Architectures as tables: rows of blocks, as papers print them, from which backbones and heads are built alike."""
+"""Architectures as tables: rows of blocks as papers print them, from which backbones and heads are built."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
@@ -15,25 +15,26 @@ from codistill.networks.layers import Conv2d
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table: so many blocks with so many output channels (a DenseNet's growth), the first of this stride."""
+    """A row of a table: blocks, their output channels (a DenseNet's growth rate), and the stride of the first block."""
 
     blocks: int
     channels: int
     stride: int = 2
     expansion: int | None = None
-    """MobileNetV2's factor t; None is its plain 1×1 convolution. The other families have no use for it."""
+    """MobileNetV2's factor t; None is its plain 1×1 convolution. The other families do not use it."""
 
-    def narrowed(self) -> "Row":
+    def narrow(self) -> "Row":
+        """The row at half the width."""
         return replace(self, channels=half(self.channels))
 
 
 class TabulatedArchitecture(Architecture):
-    """What every family here shares: stages and heads are rows, and only the blocks in them differ."""
+    """The base of all families: stages and heads are rows; the families differ in their blocks."""
 
     stem_channels: ClassVar[int]
     stem_stride: ClassVar[int] = 1
     preactivated: ClassVar[bool] = False
-    """Whether a block leaves the activation of its output to whatever comes next."""
+    """Whether blocks normalise and activate their input, so that the last output still needs both."""
 
     @abstractmethod
     def stem(self, in_channels: int) -> nn.Module:
@@ -42,7 +43,7 @@ class TabulatedArchitecture(Architecture):
     @property
     @abstractmethod
     def stages(self) -> Mapping[str, tuple[Row, ...]]:
-        """The network after its stem, by stage."""
+        """The rows after the stem, by stage."""
 
     @property
     @abstractmethod
@@ -54,7 +55,7 @@ class TabulatedArchitecture(Architecture):
         """One building block of a row."""
 
     def block_channels(self, in_channels: int, row: Row) -> int:
-        """How many channels leave a block of this row."""
+        """The output channels of a block of this row."""
         return row.channels
 
     @property
@@ -81,12 +82,12 @@ class TabulatedArchitecture(Architecture):
             raise unknown(f"exit of {self}", exit_name, self.auxiliary)
         if kind not in HEAD_KINDS:
             raise unknown("kind of head", kind, HEAD_KINDS)
-        (channels,) = (place.channels for place in self.exits if place.name == exit_name)
+        (channels,) = (exit.channels for exit in self.exits if exit.name == exit_name)
         if kind == "apfc":
             return apfc(channels, num_classes)
         rows = self.auxiliary[exit_name]
         if kind == "narrow":
-            rows = tuple(row.narrowed() for row in rows)
+            rows = tuple(row.narrow() for row in rows)
         return nn.Sequential(
             self._blocks(channels, rows), self._classifier(self._channels_after(channels, rows), num_classes)
         )
@@ -95,7 +96,7 @@ class TabulatedArchitecture(Architecture):
         if kind == "apfc":
             return describe_apfc()
         rows = self.auxiliary[exit_name]
-        return ", ".join(f"{row.blocks} × {(row.narrowed() if kind == 'narrow' else row).channels}" for row in rows)
+        return ", ".join(f"{row.blocks} × {(row.narrow() if kind == 'narrow' else row).channels}" for row in rows)
 
     def _blocks(self, channels: int, rows: Iterable[Row]) -> nn.Sequential:
         blocks = []
@@ -116,7 +117,7 @@ class TabulatedArchitecture(Architecture):
 
 
 class PreActivatedArchitecture(TabulatedArchitecture):
-    """The families for CIFAR whose blocks activate what they are given: a bare convolution comes first."""
+    """The families for CIFAR whose blocks activate their input: the stem is a bare convolution."""
 
     stem_channels: ClassVar[int] = 16
     preactivated: ClassVar[bool] = True
@@ -126,12 +127,12 @@ class PreActivatedArchitecture(TabulatedArchitecture):
 
 
 def half(count: int) -> int:
-    """Half of it, rounded up: the paper halves only even numbers, other sizes need a rule."""
+    """Half of ``count``, rounded up: the paper halves only even numbers, other sizes need a rule."""
     return (count + 1) // 2
 
 
 def blocks_per_stage(family: str, depth: int, per_block: int, extra: int) -> int:
-    """How many blocks each stage of a network of this depth has, where depth = ``per_block`` × n + ``extra``."""
+    """The number n of blocks per stage, where depth = ``per_block`` × n + ``extra``."""
     blocks, rest = divmod(depth - extra, per_block)
     if blocks < 1 or rest:
         raise ValueError(f"{family}: depth {depth} does not fit; it is {per_block}n+{extra}, as in {per_block + extra}")

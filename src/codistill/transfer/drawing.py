@@ -1,6 +1,6 @@
 """Graphs as text, SVG and Mermaid. Imports no torch.
 
-The colours are Okabe and Ito's, which colour-blind readers tell apart, and different-stage edges are dashed as well.
+The colours are Okabe and Ito's, which colour-blind readers can distinguish; different-stage edges are dashed as well.
 """
 
 from dataclasses import dataclass
@@ -51,18 +51,19 @@ class Link:
 
 
 def links(graph: "TransferGraph") -> list[Link]:
+    """The lines to draw: opposite transfers of the same weight share one."""
     weights = {(transfer.source, transfer.learner): transfer.weight for transfer in graph.transfers}
-    place = {classifier.name: index for index, classifier in enumerate(graph.outline.classifiers)}
+    index_of = {classifier.name: index for index, classifier in enumerate(graph.outline.classifiers)}
     drawn = []
     for (source, learner), weight in weights.items():
         both_ways = weights.get((learner, source)) == weight
-        if not both_ways or place[source] < place[learner]:
+        if not both_ways or index_of[source] < index_of[learner]:
             drawn.append(Link(graph.outline[source], graph.outline[learner], weight, both_ways))
     return drawn
 
 
 def summary(graph: "TransferGraph") -> str:
-    """``18 transfers, labels on 6 classifiers, temperature 1``, and who is frozen."""
+    """``18 transfers, labels on 6 classifiers, temperature 1``, and which networks are frozen."""
     parts = [_count(len(graph.transfers), "transfer"), f"labels on {_count(len(graph.labels), 'classifier')}"]
     parts.append(f"temperature {graph.temperature:g}{', times its square' if graph.t_squared else ''}")
     return ", ".join(parts + [f"{network} is frozen" for network in graph.frozen])
@@ -73,7 +74,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def matrix(graph: "TransferGraph") -> str:
-    """One row per learner, one column per source, the labels first; a dot is no edge."""
+    """One row per learner, one column per source, the labels first; a dot means no edge."""
     names = [classifier.name for classifier in graph.classifiers]
     weights = {(transfer.source, transfer.learner): transfer.weight for transfer in graph.transfers}
     table = [["learner", "labels", *names]]
@@ -126,7 +127,7 @@ def to_svg(graph: "TransferGraph") -> str:
 
 
 class _Picture:
-    """Where everything is, and the elements made of it."""
+    """The layout of a graph and its SVG elements."""
 
     def __init__(self, graph: "TransferGraph") -> None:
         self.graph = graph
@@ -169,19 +170,19 @@ class _Picture:
         return TOP + ROW * (self.stages.index(stage) + 0.5)
 
     def _sides(self, link: Link) -> tuple[str, str]:
-        """Where a link leaves its source and enters its learner; inside a network it bows out on one side."""
+        """The sides at which a link leaves its source and enters its learner; inside a network both are the same."""
         first, second = self._x(link.source.network), self._x(link.learner.network)
         if first == second:
             return ("left", "left") if first == self.left else ("right", "right")
         return ("right", "left") if first < second else ("left", "right")
 
     def _bow(self, link: Link) -> float:
-        """A level line past another lane bows, so that it does not run through that lane's classifier."""
+        """How far a horizontal line that passes another lane is bent, so as not to cross that lane's classifier."""
         distance = abs(self._x(link.source.network) - self._x(link.learner.network))
         return 62.0 if link.kind == SAME_STAGE and distance > 1.5 * (self.node_width + GAP) else 0.0
 
     def _anchors(self) -> dict[tuple[Link, str], tuple[float, float]]:
-        """The ends of all links, spread over the side of their classifier in the order of where they go."""
+        """The end points of all links, spread over the side of their classifier in the order of their other ends."""
         ends: dict[tuple[Classifier, str], list[tuple[float, float, Link, str]]] = {}
         for link in self.links:
             way_there, way_back = (link.source, link.learner, "source"), (link.learner, link.source, "learner")
@@ -232,10 +233,10 @@ class _Picture:
         x = self.left
         pill, _ = _label_pill(x, y - 4, 1.0)
         parts = [pill, f'<text class="quiet" x="{x + 26:g}" y="{y:g}">learns from labels</text>']
-        for kind, words, at in ((SAME_STAGE, "same stage", x + 150), (OTHER_STAGE, "different stage", x + 264)):
+        for kind, text, at in ((SAME_STAGE, "same stage", x + 150), (OTHER_STAGE, "different stage", x + 264)):
             if any(link.kind == kind for link in self.links):
                 parts.append(f'<path class="edge {kind}" stroke-width="1.6" d="M{at:g},{y - 4:g} h24"/>')
-                parts.append(f'<text class="quiet" x="{at + 32:g}" y="{y:g}">{words}</text>')
+                parts.append(f'<text class="quiet" x="{at + 32:g}" y="{y:g}">{text}</text>')
         return "".join(parts)
 
 

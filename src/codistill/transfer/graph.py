@@ -1,7 +1,7 @@
 """A method is a matrix: who learns from the labels, who teaches whom, with which weights. Imports no torch.
 
 A transfer goes from a ``source`` to a ``learner``, and the labels are one more source. Everything here is an immutable
-value that is checked when it is built, so whoever holds a graph holds a valid one.
+value that is checked when it is built: a graph that exists is valid.
 """
 
 import math
@@ -20,7 +20,7 @@ LABELS = "labels"
 
 @dataclass(frozen=True, slots=True)
 class Classifier:
-    """One place of a network that predicts classes; ``stage`` is its C-number, counted from the output (final: 1)."""
+    """A classifier of a network, at one of its exits; ``stage`` is its C-number, counted from the output (final: 1)."""
 
     network: str
     exit: str
@@ -94,10 +94,10 @@ class Transfer:
 
 @dataclass(frozen=True, init=False)
 class TransferGraph:
-    """Who learns from the labels and from whom, at which temperature; an edge of weight 0 is no edge.
+    """Who learns from the labels and from whom, at which temperature; an edge of weight 0 is left out.
 
     ``temperature`` softens both ends of every transfer, never the labels. ``t_squared`` multiplies the transfers by its
-    square, which keeps their gradients' size as the temperature rises; the paper does without.
+    square, which keeps the size of their gradients as the temperature rises; the paper does not use it.
     Labels and transfers are kept in the outline's order, so graphs that mean the same are equal.
     """
 
@@ -136,11 +136,11 @@ class TransferGraph:
         return hash((self.outline, tuple(self.labels.items()), self.transfers, self.temperature, self.t_squared))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TransferGraph.from_dict, (self.to_dict(),)  # a mapping proxy can be neither copied nor sent by itself
+        return TransferGraph.from_dict, (self.to_dict(),)  # a mapping proxy can be neither copied nor pickled
 
     @property
     def classifiers(self) -> tuple[Classifier, ...]:
-        """Those that learn or teach, in the outline's order; heads of the others need not be built or run."""
+        """The classifiers that learn or teach, in the outline's order; the heads of others need not be built or run."""
         used = {classifier.name for classifier in (*self.learners, *self.sources)}
         return tuple(classifier for classifier in self.outline.classifiers if classifier.name in used)
 
@@ -156,7 +156,7 @@ class TransferGraph:
 
     @property
     def frozen(self) -> tuple[str, ...]:
-        """Networks none of whose classifiers learns: they can only teach, so they need weights from elsewhere."""
+        """Networks without a classifier that learns: they only teach, so they need trained weights."""
         return tuple(network for network in self.outline.networks if network not in self.learning_networks)
 
     @property
@@ -166,7 +166,7 @@ class TransferGraph:
 
     @property
     def exits(self) -> dict[str, tuple[str, ...]]:
-        """Per network the auxiliary exits that are used: the heads to build. Every network has its final anyway."""
+        """The auxiliary exits in use, by network: the heads to build. ``final`` is always there."""
         auxiliary = [classifier for classifier in self.classifiers if classifier.stage > 1]
         return {n: tuple(c.exit for c in auxiliary if c.network == n) for n in self.outline.networks}
 
@@ -177,7 +177,7 @@ class TransferGraph:
         return labels | {transfer.name: transfer.weight for transfer in self.transfers}
 
     def __or__(self, other: "TransferGraph") -> "TransferGraph":
-        """Both graphs' edges; an edge that both have counts once, and must have the same weight in both."""
+        """The union of the edges; an edge in both graphs counts once and must have the same weight in both."""
         if not isinstance(other, TransferGraph):
             return NotImplemented
         for field in ("outline", "temperature", "t_squared"):
@@ -192,11 +192,11 @@ class TransferGraph:
         return replace(self, labels=labels, transfers=(*self.transfers, *other.transfers))
 
     def replace(self, **fields: Any) -> "TransferGraph":
-        """The same graph with some fields changed, checked again: ``graph.replace(temperature=4.0)``."""
+        """A copy with some fields changed, checked again: ``graph.replace(temperature=4.0)``."""
         return replace(self, **fields)
 
     def reweighted(self, weights: Mapping[str, float]) -> "TransferGraph":
-        """The same graph with other weights on edges that it has: ``graph.reweighted({"a/final->b/stage2": 0.5})``."""
+        """A copy with other weights on existing edges: ``graph.reweighted({"a/final->b/stage2": 0.5})``."""
         for name in weights:
             if name not in self.weights:
                 raise unknown("edge", name, self.weights)
@@ -240,7 +240,7 @@ class TransferGraph:
 def _check_exits(network: str, exits: Mapping[str, int]) -> None:
     for name in (network, *exits):
         if not name or "/" in name or "->" in name:
-            raise ValueError(f"{network!r}: name {name!r} is empty or has '/' or '->' in it; use letters and digits")
+            raise ValueError(f"{network!r}: name {name!r} is empty or contains '/' or '->'; use letters and digits")
     for name, stage in exits.items():
         if not isinstance(stage, int) or isinstance(stage, bool) or stage < 1:
             raise ValueError(f"{network}/{name}: stage {stage!r}; C-numbers count from the output: 1, 2, 3, …")
@@ -269,7 +269,7 @@ def _refuse_two_weights(edge: str, first: float, second: float) -> None:
 def _pair(edge: tuple[str | Classifier, str | Classifier]) -> Transfer:
     if not isinstance(edge, tuple) or len(edge) != 2:
         raise ValueError(
-            f"{edge!r} is no transfer; write Transfer(source, learner, weight) or a pair (source, learner)"
+            f"{edge!r} is not a transfer; write Transfer(source, learner, weight) or a pair (source, learner)"
         )
     return Transfer(*edge)
 
@@ -284,9 +284,9 @@ def _labels_in_order(outline: Outline, labels: Mapping[str, float] | Mapping[Cla
 
 def _transfers_in_order(outline: Outline, transfers: Iterable[Transfer]) -> tuple[Transfer, ...]:
     """Each edge once, without those of weight 0, ordered by learner and then by source."""
-    place = {classifier: index for index, classifier in enumerate(outline.classifiers)}
+    index_of = {classifier: index for index, classifier in enumerate(outline.classifiers)}
     given: dict[tuple[int, int], Transfer] = {}
     for edge in transfers:
-        key = place[outline[edge.learner]], place[outline[edge.source]]
+        key = index_of[outline[edge.learner]], index_of[outline[edge.source]]
         _refuse_two_weights(edge.name, given.setdefault(key, edge).weight, edge.weight)
     return tuple(given[key] for key in sorted(given) if given[key].weight)

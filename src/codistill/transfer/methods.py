@@ -17,7 +17,7 @@ Method = Callable[Concatenate[Outline, Setting], TransferGraph]
 
 
 def _method(least_networks: int = 1) -> Callable[[Method[Setting]], Method[Setting]]:
-    """A method that refuses too small a cohort and settings that it does not take, in words for whoever typed them."""
+    """A decorator for methods: too small a cohort and unknown settings raise errors that name what is allowed."""
 
     def checked(build: Method[Setting]) -> Method[Setting]:
         name = build.__name__
@@ -120,7 +120,7 @@ def dks(outline: Outline, *, alpha: float = 1.0, delta: float = 1.0) -> Transfer
 def complete(
     outline: Outline, *, alpha: float = 1.0, beta: float = 1.0, gamma: float = 1.0, delta: float = 1.0
 ) -> TransferGraph:
-    """DCM ∪ DKS, every pair there is; for one network, DKS."""
+    """DCM ∪ DKS, every pair of classifiers; for one network, DKS."""
     inside = dks(outline, alpha=alpha, delta=delta)
     return inside if len(outline.networks) == 1 else dcm(outline, alpha=alpha, beta=beta, gamma=gamma) | inside
 
@@ -139,5 +139,5 @@ def get(name: str) -> Callable[..., TransferGraph]:
 
 
 def settings(name: str) -> dict[str, float | None]:
-    """The keywords that a method takes and their defaults."""
+    """A method's keywords and their defaults."""
     return {key: parameter.default for key, parameter in list(signature(get(name)).parameters.items())[1:]}

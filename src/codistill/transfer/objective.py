@@ -24,7 +24,7 @@ class Loss:
     weights: Tensor
     names: tuple[str, ...]
     counted: Tensor
-    """False for the terms of a network that was left out; their value and weight are 0."""
+    """False for the terms of a network that is left out; their value and weight are 0."""
 
     @property
     def terms(self) -> dict[str, Tensor]:
@@ -40,8 +40,8 @@ class Loss:
 class Objective(nn.Module):
     """``Objective(graph)(logits, labels)``; labels are int64 [B], or probabilities [B, C] when smoothed or mixed.
 
-    Computes in float32, or float64 where the logits are; autocast does not reach inside. The matrix product on a GPU is
-    in TF32 where torch was told so (`torch.set_float32_matmul_precision`, which runtime.precision=tf32 does).
+    Computes in float32, or in float64 if the logits are float64; autocast is off inside. On a GPU the matrix product is
+    in TF32 if torch allows it (`torch.set_float32_matmul_precision`, which runtime.precision=tf32 sets).
     """
 
     positions: Tensor
@@ -60,7 +60,7 @@ class Objective(nn.Module):
         positions = [row[name] * width for name in graph.labels]
         positions += [row[edge.learner] * width + 1 + row[edge.source] for edge in graph.transfers]
         self.register_buffer("positions", torch.tensor(positions), persistent=False)
-        # Labels are nobody's: where they teach, the learner stands in for them.
+        # Labels belong to no network: for their edges the learner is entered as the source too.
         edges = [(row[name], row[name]) for name in graph.labels]
         edges += [(row[edge.learner], row[edge.source]) for edge in graph.transfers]
         learners, sources = zip(*edges, strict=True)
@@ -71,18 +71,18 @@ class Objective(nn.Module):
         weights = torch.tensor(
             [*graph.labels.values(), *(factor * edge.weight for edge in graph.transfers)], dtype=torch.float64
         )
-        # Two float32 that add up to the float64: MPS has no float64, but who computes in float64 gets all of 0.1.
+        # Two float32 that sum to the float64: MPS has no float64, but a float64 computation needs all digits of 0.1.
         self.register_buffer("weights", weights.float(), persistent=False)
         self.register_buffer("weights_rest", (weights - weights.float()).float(), persistent=False)
 
     def forward(self, logits: Mapping[str, Tensor], labels: Tensor, trusted_M: Tensor | None = None) -> Loss:
-        """``trusted_M`` is bool, in the order of ``classifiers``; where False, one neither teaches nor learns."""
+        """``trusted_M`` is bool, in the order of ``classifiers``; those with False neither teach nor learn."""
         used = self._used(logits)
         _check_labels(labels, used[0])
         with _without_autocast(used[0].device.type):
             logits_MBC = self._stack(used)
             if trusted_M is not None:
-                # A zero instead of what may be NaN: no weight would make NaN harmless, neither here nor going back.
+                # Replace logits that may be NaN: a weight of 0 would remove NaN neither here nor in the backward pass.
                 logits_MBC = torch.where(trusted_M[:, None, None], logits_MBC, 0.0)
             log_probs_MBC = F.log_softmax(logits_MBC, dim=-1)
             from_labels_M = _cross_entropies(log_probs_MBC, labels)
@@ -100,9 +100,9 @@ class Objective(nn.Module):
 
     @torch.no_grad()
     def source_entropy(self, logits: Mapping[str, Tensor]) -> Tensor:
-        """Σ w·H(source): what to add to the total for the value of the paper's Eq. 2, a cross-entropy instead of a KL.
+        """Σ w·H(source): the difference between the paper's Eq. 2, a cross-entropy, and the total, which uses KL.
 
-        It does not depend on what the learners know, so the gradients are the same with and without it.
+        It does not depend on the learners, so the gradients are the same with and without it.
         """
         used = self._used(logits)
         with _without_autocast(used[0].device.type):
@@ -115,7 +115,7 @@ class Objective(nn.Module):
         return F.log_softmax(logits_MBC / self.graph.temperature, dim=-1)
 
     def _edges(self, from_labels_M: Tensor, from_sources_MM: Tensor) -> Tensor:
-        """The graph's edges out of the whole matrix; a place without an edge is never touched, be it infinite."""
+        """The values of the graph's edges, selected from the matrix; other entries, even infinite, have no effect."""
         matrix = torch.cat([from_labels_M[:, None], from_sources_MM], dim=1)
         return matrix.flatten().index_select(0, self.positions.to(matrix.device))
 
@@ -136,7 +136,7 @@ class Objective(nn.Module):
         for name in self.classifiers:
             if name not in logits:
                 raise ValueError(
-                    f"no logits of {name!r}, which the graph uses; there are {', '.join(logits) or 'none'}"
+                    f"no logits for {name!r}, which the graph uses; there are {', '.join(logits) or 'none'}"
                 )
         used = [logits[name] for name in self.classifiers]
         for name, tensor in zip(self.classifiers, used, strict=True):
@@ -148,7 +148,7 @@ class Objective(nn.Module):
                     f"{list(used[0].shape)}; all classifiers must see the same batch and have the same classes"
                 )
         if used[0].shape[0] == 0:
-            raise ValueError("the batch is empty; a mean over no images is not a number, so leave such a batch out")
+            raise ValueError("the batch is empty, and the mean over no images is not a number; leave the batch out")
         return used
 
 
@@ -160,11 +160,11 @@ def _cross_entropies(log_probs_MBC: Tensor, labels: Tensor) -> Tensor:
 
 
 def _crossings(log_probs_MBC: Tensor) -> Tensor:
-    """CE(source, learner) for every [learner, source]; the diagonal is each one's entropy. All edges for one product.
+    """CE(source, learner) for every [learner, source] in one matrix product; the diagonal is each classifier's entropy.
 
-    Measured against one cross-entropy per learner with the weighted mixture of its sources: as fast, and it gives
-    every term by name. No gradient reaches a source, and a source that is not a number is left out of the gradient,
-    image by image, so that a sick network does not take its peers with it; the value still shows it.
+    As fast as one cross-entropy per learner with the weighted mixture of its sources, and it gives every term by name.
+    No gradient reaches a source. A source that is NaN is left out of the gradient, image by image, so that one
+    non-finite network does not spoil its peers; the value still shows it.
     """
     sources_MBC = log_probs_MBC.detach().exp().nan_to_num(nan=0.0)
     return -(log_probs_MBC.flatten(1) @ sources_MBC.flatten(1).T) / log_probs_MBC.shape[1]

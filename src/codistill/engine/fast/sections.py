@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from codistill.cohort import Member
 from codistill.engine.fast.compiler import compiled_whole
-from codistill.networks.layers import Normalised, brings_kernels
+from codistill.networks.layers import NormAct, has_fused_kernels
 from codistill.ops.dispatch import own_kernels
 
 REPEATS = 8
@@ -96,7 +96,7 @@ def compiled(function: Any) -> Any:
 
 
 def runs_own_kernels(section: nn.Sequential) -> bool:
-    return brings_kernels(section) and next(section.parameters()).is_cuda and find_spec("triton") is not None
+    return has_fused_kernels(section) and next(section.parameters()).is_cuda and find_spec("triton") is not None
 
 
 def with_own_kernels(section: nn.Module) -> Section:
@@ -118,4 +118,4 @@ def _blocks(module: Any) -> Iterator[Any]:
 
 
 def _is_composite(module: nn.Module) -> bool:
-    return next(module.children(), None) is not None and not isinstance(module, Normalised)
+    return next(module.children(), None) is not None and not isinstance(module, NormAct)

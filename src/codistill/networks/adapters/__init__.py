@@ -1,1 +1,1 @@
-"""Networks that others wrote: timm's, torchvision's, one's own modules. Importing the package imports no torch."""
+"""Third-party networks: timm's, torchvision's, the user's own modules. Importing the package imports no torch."""

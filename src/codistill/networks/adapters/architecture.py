@@ -1,75 +1,146 @@
-"""Architectures of networks that others wrote: from a library by name, or a module that somebody has."""
+"""Third-party networks as architectures and backbones: from a library by name, or a module of the user's own."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from codistill.errors import unknown
-from codistill.networks.adapters import heads, stages
-from codistill.networks.adapters.backbone import ForeignBackbone
-from codistill.networks.adapters.library import LIBRARIES, built
+from codistill.networks.adapters.exits import Stages, Survey, channels, find_stages, stride, survey
+from codistill.networks.adapters.head_design import HeadDesign, design_head, reinitialise
+from codistill.networks.adapters.library import LIBRARIES, build_network
 from codistill.networks.adapters.naming import SIZES, c_numbers
-from codistill.networks.adapters.survey import Survey, channels, stride, survey
-from codistill.networks.backbone import Architecture, Backbone, Exit
+from codistill.networks.backbone import Architecture, Backbone, Exit, run_recomputed, wrong_size
 from codistill.networks.heads import HEAD_KINDS
 
-OWN_SIZES = (32, 28, 64, 96, 128, 224, 299, 384, 512)  # tried in turn: a module does not say which images it takes
-LARGE = 299  # a few of the libraries' networks take no less
-ANY_CLASSES = 10  # a survey needs some number
+OWN_SIZES = (32, 28, 64, 96, 128, 224, 299, 384, 512)  # image sizes tried in turn: a module does not declare its own
+LARGE = 299  # a few of the libraries' networks need images of at least this size
+ANY_CLASSES = 10  # for the survey, where the number does not matter
+PREFIX = "classifier."
 WRAPPERS = ("OptimizedModule", "DataParallel", "DistributedDataParallel")  # by name: torch.compile's has no public one
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What is known of a network before it is built: itself on the meta device, its calls, its stages."""
+    """What is known about a network before it is built: the network on the meta device, its calls, its stages."""
 
     network: nn.Module
     survey: Survey
-    stages: stages.Stages
+    stages: Stages
 
     @classmethod
     def of(cls, network: nn.Module, in_channels: int, sizes: Iterable[int], paths: Iterable[str] | None) -> "Findings":
         seen = survey(network, in_channels, sizes)
         match seen.whole.output:
             case (_,):
-                return cls(network, seen, stages.find(network, seen, paths))
-        raise ValueError("in training it does not give one row of logits per image, so nothing can be learned from it")
+                return cls(network, seen, find_stages(network, seen, paths))
+        raise ValueError(
+            "in training mode it does not return one row of logits per image, so it cannot be trained here"
+        )
 
     @property
     def exits(self) -> tuple[Exit, ...]:
         found = []
-        for (name, number), place in zip(c_numbers(len(self.stages.exits)).items(), self.stages.exits, strict=True):
-            assert place.output is not None
+        for (name, number), call in zip(c_numbers(len(self.stages.exits)).items(), self.stages.exits, strict=True):
+            assert call.output is not None
             size = self.survey.image_size
-            found.append(Exit(name, number, channels(place.output), stride(size, place.output), place.path))
+            found.append(Exit(name, number, channels(call.output), stride(size, call.output), call.path))
         return tuple(found)
 
 
+class Tap:
+    """A forward hook that keeps its module's output while it is open.
+
+    It is an object so that a copy of the network has its own taps. torch.compile traces hooks and what they keep into
+    one graph.
+    """
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self.kept: Tensor | None = None
+
+    def __call__(self, module: nn.Module, args: object, output: Tensor) -> None:
+        if self.is_open:
+            self.kept = output
+
+    def drain(self) -> Tensor:
+        """Returns the output and forgets it: a reference would keep a whole step's memory alive."""
+        kept, self.kept, self.is_open = self.kept, None, False
+        assert kept is not None
+        return kept
+
+
+class ForeignBackbone(Backbone):
+    """A third-party network as a backbone: its own code runs, and hooks take the features at its exits.
+
+    Its state dict has the network's own keys.
+    """
+
+    def __init__(self, network: nn.Module, exits: Iterable[Exit], image_size: int | None) -> None:
+        super().__init__({}, network, exits)
+        self.image_size = image_size
+        """The side of the images if the network takes only one size, else None."""
+        self.taps = {exit.name: Tap() for exit in self.exits}
+        self.handles = [
+            network.get_submodule(exit.path).register_forward_hook(self.taps[exit.name]) for exit in self.exits
+        ]
+        self.register_state_dict_post_hook(_drop_prefix)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(_add_prefix)  # type: ignore[no-untyped-call]
+
+    def forward(self, images_BCHW: Tensor) -> Tensor:
+        self._check_size(images_BCHW)
+        logits: Tensor = self.classifier(images_BCHW)
+        return logits
+
+    def features(self, images_BCHW: Tensor) -> dict[str, Tensor]:
+        self._check_size(images_BCHW)
+        if self.recomputes and self.training:
+            return run_recomputed(self._tapped, images_BCHW, self.classifier)
+        return self._tapped(images_BCHW)
+
+    def release(self) -> nn.Module:
+        for handle in self.handles:
+            handle.remove()
+        return self.classifier
+
+    def _tapped(self, images_BCHW: Tensor) -> dict[str, Tensor]:
+        for tap in self.taps.values():
+            tap.is_open = True
+        logits = self.classifier(images_BCHW)
+        return {**{name: tap.drain() for name, tap in self.taps.items()}, "final": logits}
+
+    def _check_size(self, images_BCHW: Tensor) -> None:
+        height, width = images_BCHW.shape[-2:]
+        if self.image_size is not None and not height == width == self.image_size:
+            raise wrong_size("the network", self.image_size, (height, width))
+
+
 class ForeignArchitecture(Architecture):
-    """Studied on the meta device; heads are cut out of new networks of the same kind."""
+    """Surveyed on the meta device; heads are cut out of new networks of the same kind."""
 
     paths: tuple[str, ...] | None
-    """The modules whose outputs are the exits; None: where the stages end."""
+    """The modules whose outputs are the exits; None for the ends of the stages."""
 
     @property
     @abstractmethod
     def label(self) -> str:
-        """What errors call the network."""
+        """The network's name in errors."""
 
     @abstractmethod
-    def findings(self) -> Findings: ...
+    def findings(self) -> Findings:
+        """Surveys the network on the meta device."""
 
     @abstractmethod
     def fresh(self, num_classes: int, in_channels: int) -> nn.Module:
-        """The network that is to learn."""
+        """The network that will be trained."""
 
     def material(self, num_classes: int) -> nn.Module:
-        """A network to cut heads out of, with weights that nobody has used."""
+        """A network to cut heads out of, with weights of its own."""
         return self.fresh(num_classes, self._findings.survey.in_channels)
 
     @property
@@ -80,11 +151,11 @@ class ForeignArchitecture(Architecture):
     def default_exits(self) -> tuple[str, ...]:
         if not self.exits:
             raise ValueError(
-                f"{self.label}: no stages are found to hang heads at; name modules, for a module of your own as in "
+                f"{self.label}: no stages found to hang heads at; name modules, for a module of your own as in "
                 "exits=['block1', 'block2'], in a name as in timm:resnet18@layer2,layer3, "
                 "or have no heads with exits=()"
             )
-        return tuple(place.name for place in self.exits) if self.paths else super().default_exits
+        return tuple(exit.name for exit in self.exits) if self.paths else super().default_exits
 
     @property
     def image_size(self) -> int | None:
@@ -104,26 +175,26 @@ class ForeignArchitecture(Architecture):
     @cached_property
     def _findings(self) -> Findings:
         try:
-            with torch.random.fork_rng(devices=[]):  # a library may draw weights, and nobody asked for random numbers
+            with torch.random.fork_rng(devices=[]):  # a library may draw weights; leave the caller's RNG alone
                 return self.findings()
         except ValueError as error:
             raise ValueError(f"{self.label}: {error}") from None
 
     @cached_property
-    def _designs(self) -> dict[tuple[str, str], heads.HeadDesign]:
+    def _designs(self) -> dict[tuple[str, str], HeadDesign]:
         return {}
 
-    def _design(self, exit_name: str, kind: str) -> heads.HeadDesign:
-        places = {place.name: call for place, call in zip(self.exits, self._findings.stages.exits, strict=True)}
-        if exit_name not in places:
-            raise unknown(f"exit of {self.label}", exit_name, places)
+    def _design(self, exit_name: str, kind: str) -> HeadDesign:
+        calls = {exit.name: call for exit, call in zip(self.exits, self._findings.stages.exits, strict=True)}
+        if exit_name not in calls:
+            raise unknown(f"exit of {self.label}", exit_name, calls)
         if kind not in HEAD_KINDS:
             raise unknown("kind of head", kind, HEAD_KINDS)
         if (exit_name, kind) not in self._designs:
             known = self._findings
             try:
                 with torch.random.fork_rng(devices=[]):
-                    found = heads.design(known.network, known.survey, known.stages, places[exit_name], kind)
+                    found = design_head(known.network, known.survey, known.stages, calls[exit_name], kind)
             except ValueError as error:
                 raise ValueError(f"{self.label}: no head of kind {kind} at {exit_name}: {error}") from None
             self._designs[exit_name, kind] = found
@@ -145,17 +216,17 @@ class LibraryArchitecture(ForeignArchitecture):
 
     def findings(self) -> Findings:
         with torch.device("meta"):
-            network = built(self.library, self.model, ANY_CLASSES, 3, self.options)
+            network = build_network(self.library, self.model, ANY_CLASSES, 3, self.options)
         size = int(self.options.get(SIZES[self.library]) or LIBRARIES[self.library].image_size(network))
         return Findings.of(network, 3, (size, LARGE), self.paths)
 
     def fresh(self, num_classes: int, in_channels: int) -> nn.Module:
-        return built(self.library, self.model, num_classes, in_channels, self.options)
+        return build_network(self.library, self.model, num_classes, in_channels, self.options)
 
 
 @dataclass(frozen=True)
 class OwnArchitecture(ForeignArchitecture):
-    """A module of one's own. It is copied, weights and all; its heads begin anew, and it stays as it is."""
+    """A user's module. The copy that is trained starts from its weights, heads from new ones; it is not changed."""
 
     module: nn.Module
     paths: tuple[str, ...] | None = None
@@ -172,12 +243,28 @@ class OwnArchitecture(ForeignArchitecture):
         seen = self._findings.survey
         if seen.whole.output != (num_classes,):
             gives = (seen.whole.output or (0,))[0]
-            raise ValueError(f"{self.label} tells {gives} classes apart, and here there are {num_classes}")
+            raise ValueError(f"{self.label} outputs {gives} classes, but the data have {num_classes}")
         if seen.in_channels != in_channels:
-            raise ValueError(f"{self.label} takes images of {seen.in_channels} channels, and these have {in_channels}")
+            raise ValueError(
+                f"{self.label} takes images of {seen.in_channels} channels, but the data have {in_channels}"
+            )
         return deepcopy(self.module).train()
 
     def material(self, num_classes: int) -> nn.Module:
         network = super().material(num_classes).requires_grad_(True)
-        heads.reinitialise(network)
+        reinitialise(network)
         return network
+
+
+def _drop_prefix(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Mapping[str, Any]) -> None:
+    _rename(state, prefix + PREFIX, prefix)
+
+
+def _add_prefix(module: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
+    _rename(state, prefix, prefix + PREFIX)
+
+
+def _rename(state: dict[str, Any], old: str, new: str) -> None:
+    """Renames in two steps, since a new key may be another's old one."""
+    renamed = {new + key.removeprefix(old): state.pop(key) for key in list(state) if key.startswith(old)}
+    state.update(renamed)

@@ -1,4 +1,4 @@
-"""Where other people's networks come from. timm and torchvision are imported when a network of theirs is built."""
+"""timm and torchvision as sources of networks; each is imported when one of its networks is built."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -8,15 +8,17 @@ from torch import nn
 
 from codistill.errors import did_you_mean, install_hint
 
-IMAGE_SIZE = 224  # what nearly all of them are made for
+IMAGE_SIZE = 224  # nearly all of torchvision's networks are made for it
 
 
 class Library(Protocol):
+    """What codistill needs from a library of networks."""
+
     def image_size(self, network: nn.Module) -> int:
         """The side of the images that a network of the library is made for."""
 
     def check(self, model: str) -> None:
-        """Raise unless the library is there and has this model."""
+        """Raises unless the library is installed and has this model."""
 
     def build(self, model: str, num_classes: int, in_channels: int, options: Mapping[str, float]) -> nn.Module:
         """A freshly initialised network; weights are never downloaded."""
@@ -61,7 +63,7 @@ class Torchvision:
 
         if in_channels != 3:
             raise ValueError(
-                f"torchvision:{model} takes images of 3 channels, and these have {in_channels}; "
+                f"torchvision:{model} takes images of 3 channels, but the data have {in_channels}; "
                 f"timm's networks take any number"
             )
         network: nn.Module = models.get_model(model, weights=None, num_classes=num_classes, **options)
@@ -80,7 +82,9 @@ def unusable(library: str, error: Exception) -> ValueError:
     )
 
 
-def built(library: str, model: str, num_classes: int, in_channels: int, options: Mapping[str, float]) -> nn.Module:
+def build_network(
+    library: str, model: str, num_classes: int, in_channels: int, options: Mapping[str, float]
+) -> nn.Module:
     """The library's network, freshly initialised, on the default device."""
     zoo = LIBRARIES[library]
     zoo.check(model)
@@ -88,7 +92,7 @@ def built(library: str, model: str, num_classes: int, in_channels: int, options:
         return _on_default_device(lambda: zoo.build(model, num_classes, in_channels, options))
     except ValueError:
         raise
-    # A library's constructors raise TypeError for a setting that they do not have, AssertionError for a bad one, …
+    # Constructors raise TypeError for an unknown setting, AssertionError for a bad value, and others.
     except Exception as error:
         given = ", ".join(f"{key}={value}" for key, value in options.items())
         raise ValueError(f"{library} cannot build {model} with {given or 'its defaults'}: {error}") from None
@@ -100,6 +104,6 @@ def _on_default_device(build: Callable[[], nn.Module]) -> nn.Module:
     except NotImplementedError:
         if torch.get_default_device().type != "meta":
             raise
-        # On meta there are no numbers, and torchvision's RegNets compute their widths in tensors.
+        # torchvision's RegNets compute their widths in tensors, which have no values on the meta device.
         with torch.device("cpu"):
             return build().to("meta")

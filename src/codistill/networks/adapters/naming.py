@@ -1,8 +1,8 @@
-"""How other people's networks are named: ``timm:MODEL[:key=value,…][@path,…]``. Imports neither torch nor a library.
+"""Names of other libraries' networks: ``timm:MODEL[:key=value,…][@path,…]``. Imports neither torch nor a library.
 
-A recipe is read, checked and drawn without the library that has the network, on any machine: whether there is such a
-model, and whether it has such modules, is found out when it is built. So exits are called by their C-number (``c2``,
-``c3``), which every network has, and not by module paths, which only the library knows.
+A recipe is read, checked and drawn on machines without the library; whether the model and its modules exist is checked
+when it is built. So exits are named by their C-number (``c2``, ``c3``), which every network has, and not by module
+paths, which only the library knows.
 """
 
 import re
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from codistill.errors import unknown
 
-# What a name may set, all of it numbers. Nothing that loads a file, fetches weights or names code is among them.
+# The settings that a name may have, all numbers. None of them loads a file, fetches weights or names code.
 OPTIONS = {
     "timm": ("img_size", "patch_size", "window_size", "drop_rate", "drop_path_rate"),
     "torchvision": ("image_size", "dropout", "stochastic_depth_prob"),
@@ -19,7 +19,7 @@ OPTIONS = {
 LIBRARIES = tuple(OPTIONS)
 SIZES = {"timm": "img_size", "torchvision": "image_size"}
 MAX_SIDE, MAX_EXITS = 4096, 8
-USUAL_EXITS = 3  # beside "final"; a network with fewer stages says so when it is built
+USUAL_EXITS = 3  # beside "final"; building a network with fewer stages raises an error
 
 _MODEL = re.compile("[a-z0-9_]{1,80}")
 _PATH = re.compile(r"\w+(\.\w+)*", re.ASCII)
@@ -28,11 +28,13 @@ _INTEGER, _SHARE = re.compile("[1-9][0-9]{0,3}"), re.compile(r"0(\.[0-9]{1,4})?"
 
 @dataclass(frozen=True)
 class ForeignName:
+    """A parsed name."""
+
     library: str
     model: str
     options: Mapping[str, int | float]
     paths: tuple[str, ...] | None
-    """The modules whose outputs are the exits, in any order; None: the usual ones."""
+    """The modules whose outputs are the exits, in any order; None for the ends of the stages."""
 
     @property
     def exits(self) -> dict[str, int]:
@@ -41,16 +43,18 @@ class ForeignName:
 
 
 def c_numbers(exits: int) -> dict[str, int]:
+    """C-numbers of ``exits`` exits by name, C2 first."""
     return {f"c{number}": number for number in range(2, exits + 2)}
 
 
 def is_foreign(name: str) -> bool:
+    """Whether ``name`` is in timm's or torchvision's namespace."""
     return name.partition(":")[0] in LIBRARIES
 
 
 def parse_foreign(name: str) -> ForeignName:
-    """Understand a name that ``is_foreign``, or say what is wrong with it and what to type instead."""
-    described, at, places = name.partition("@")
+    """Parses a name that ``is_foreign``, or raises an error that says what to type instead."""
+    described, at, modules = name.partition("@")
     library, _, rest = described.partition(":")
     model, colon, settings = rest.partition(":")
     if model.partition(".")[2]:
@@ -62,7 +66,7 @@ def parse_foreign(name: str) -> ForeignName:
     if not _MODEL.fullmatch(model):
         raise ValueError(f"{name}: write {library}:MODEL in small letters, digits and _, as in {library}:resnet18")
     options = _options(name, library, settings) if colon else {}
-    return ForeignName(library, model, options, _paths(name, places) if at else None)
+    return ForeignName(library, model, options, _paths(name, modules) if at else None)
 
 
 def _options(name: str, library: str, settings: str) -> dict[str, int | float]:
@@ -87,8 +91,8 @@ def _number(name: str, key: str, text: str) -> int | float:
     raise ValueError(f"{name}: {key} is a number from 0 up and below 1, as in {key}=0.1, not {text!r}")
 
 
-def _paths(name: str, places: str) -> tuple[str, ...]:
-    paths = tuple(places.split(","))
+def _paths(name: str, modules: str) -> tuple[str, ...]:
+    paths = tuple(modules.split(","))
     for path in paths:
         if not _PATH.fullmatch(path):
             raise ValueError(f"{name}: after @ come the modules at whose outputs heads hang, as in @layer2,layer3")

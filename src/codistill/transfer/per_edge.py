@@ -1,4 +1,4 @@
-"""The objective one edge at a time: slow and obvious. The tests' truth, and for looking into single edges."""
+"""The objective one edge at a time, slow and obvious: the reference for tests, and for inspecting single edges."""
 
 from collections.abc import Mapping
 
@@ -17,7 +17,7 @@ def divergence(source_logits_BC: Tensor, learner_logits_BC: Tensor, temperature:
 
 
 def edge_terms(graph: TransferGraph, logits: Mapping[str, Tensor], labels: Tensor) -> dict[str, Tensor]:
-    """Every weighted term by name, in the graph's order; they sum to what ``Objective`` calls the total."""
+    """Every weighted term by name, in the graph's order; they sum to ``Objective``'s total."""
     factor = graph.temperature**2 if graph.t_squared else 1.0
     terms = {
         f"{LABELS}->{name}": weight * F.cross_entropy(logits[name], labels) for name, weight in graph.labels.items()

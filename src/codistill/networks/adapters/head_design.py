@@ -1,0 +1,242 @@
+"""Auxiliary classifiers by the paper's rule, made of the network's own later stages, its pooling and its classifier.
+
+Behind an exit come all later stages, so that a head down-samples as often as the network itself. If one stage follows,
+the head has all of its blocks at twice the width; if more follow, it has half of the blocks of each, rounded up, and at
+least two of the last. A part that cannot be made wider keeps its width: a ViT's attention depends on it.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
+
+import torch
+from torch import Tensor, nn
+
+from codistill.networks.adapters.exits import Call, Stages, Survey, channels, is_channels_last
+from codistill.networks.adapters.surgery import Shape, cut_behind, redraw, refit
+from codistill.networks.cost import BATCH
+from codistill.networks.heads import apfc, describe_apfc
+from codistill.networks.tables import half
+
+WIDE, LEAST_IN_LAST_STAGE = 2.0, 2
+
+Row = list[Call]  # blocks of one class, one after the other
+Kinds = set[type[nn.Module]]
+
+
+class HeadDesign(ABC):
+    """A head before it is built; ``str`` describes what it is made of."""
+
+    @abstractmethod
+    def build(self, network: nn.Module, num_classes: int) -> nn.Module:
+        """Builds the head out of ``network``, which must not be used afterwards."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a head takes over: some blocks of a row, or all of a stage without rows of blocks."""
+
+    name: str
+    blocks: int = 0
+    left_out: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        kept = self.blocks - len(self.left_out)
+        return f"{kept} of {self.blocks} blocks of {self.name}" if self.blocks else self.name
+
+
+@dataclass(frozen=True)
+class LaterStages(HeadDesign):
+    """The part behind the module ``path``, without some of its blocks, and wider or narrower."""
+
+    path: str
+    input: Shape
+    parts: tuple[Part, ...]
+    scaled: frozenset[str]
+    """The modules whose width changes, those of the later stages; what follows them keeps its width."""
+    factor: float
+
+    def __str__(self) -> str:
+        width = {1.0: "", 2.0: ", twice as wide", 0.5: ", half as wide"}[self.factor]
+        return ", ".join(map(str, self.parts)) + width if self.parts else "what follows the last stage"
+
+    def build(self, network: nn.Module, num_classes: int) -> nn.Module:
+        left_out = [path for part in self.parts for path in part.left_out]
+        for path in left_out:
+            leave_out(network, path)
+        head = cut_behind(network, self.path)
+        if left_out or self.factor != 1:
+            refit(head, self.input, lambda path: self.factor if path in self.scaled else 1.0)
+        return head
+
+    def with_all_blocks(self) -> "LaterStages":
+        return replace(self, parts=tuple(replace(part, left_out=()) for part in self.parts))
+
+
+@dataclass(frozen=True)
+class Pooled(HeadDesign):
+    """The paper's APFC: average pooling to a grid and one linear layer. Tokens are averaged into one."""
+
+    input: Shape
+
+    def __str__(self) -> str:
+        return describe_apfc() if len(self.input) == 3 else "the average of the tokens and one linear layer"
+
+    def build(self, network: nn.Module, num_classes: int) -> nn.Module:
+        width = channels(self.input)
+        if len(self.input) == 2:
+            return nn.Sequential(MeanOfTokens(), nn.Linear(width, num_classes))
+        first = [ChannelsFirst()] if is_channels_last(self.input) else []
+        return nn.Sequential(*first, *apfc(width, num_classes))
+
+
+class ChannelsFirst(nn.Module):
+    def forward(self, x_BHWC: Tensor) -> Tensor:
+        return x_BHWC.permute(0, 3, 1, 2)
+
+
+class MeanOfTokens(nn.Module):
+    def forward(self, x_BNC: Tensor) -> Tensor:
+        return x_BNC.mean(dim=1)
+
+
+def design_head(network: nn.Module, survey: Survey, stages: Stages, exit: Call, kind: str) -> HeadDesign:
+    """The design of the head at ``exit``; ``network`` is on the meta device, where designs are tried out."""
+    assert exit.output is not None
+    if kind == "apfc":
+        return Pooled(exit.output)
+    width = 0.5 if kind == "narrow" else 1.0
+    for candidate in _candidates(_design_by_rule(survey, stages, exit, exit.output)):
+        scaled = replace(candidate, factor=candidate.factor * width)
+        if _works(scaled, network, survey.whole.output):
+            return scaled
+    cut_behind(deepcopy(network), exit.path)  # raises with the reason if it cannot be cut at all
+    raise ValueError("its blocks support no other width; use heads of kind paper or apfc")
+
+
+def _design_by_rule(survey: Survey, stages: Stages, exit: Call, features: Shape) -> LaterStages:
+    following = stages.after(exit)
+    late = len(following) == 1
+    kinds = kinds_of_blocks(survey, stages.ends)
+    parts: list[Part] = []
+    after = exit.ended
+    for end in following:
+        least = LEAST_IN_LAST_STAGE if end is following[-1] else 1
+        rows = list(rows_of_blocks(survey, kinds, after, end.ended))
+        parts += [Part(_name(row, survey), len(row), () if late else _left_out(row, least, survey)) for row in rows]
+        parts += [] if rows else [Part(end.path)]
+        after = end.ended
+    inside = frozenset(call.path for call in survey.within(exit.ended, after))
+    return LaterStages(exit.path, features, tuple(parts), inside, WIDE if late else 1.0)
+
+
+def _name(row: list[Call], survey: Survey) -> str:
+    """The module that contains these blocks and no others, or else the first and the last block."""
+    first, last = row[0], row[-1]
+    siblings = {call.path: call for call in survey.calls if call.parent == first.parent}
+    like = [call for call in siblings.values() if type(call.module) is type(first.module)]
+    if first.parent and len(like) == len(row):
+        return first.parent
+    return first.path if first is last else f"{first.path} to {last.path}"
+
+
+def _left_out(row: list[Call], least: int, survey: Survey) -> tuple[str, ...]:
+    """The blocks to remove, from the end of the row, so that half of it stays."""
+    optional = [call.path for call in reversed(row) if can_be_left_out(call, survey)]
+    return tuple(optional[: max(0, len(row) - max(half(len(row)), least))])
+
+
+def _candidates(design: LaterStages) -> Iterator[LaterStages]:
+    yield design
+    yield replace(design, factor=1.0)
+    yield replace(design.with_all_blocks(), factor=1.0)
+
+
+def _works(design: LaterStages, network: nn.Module, logits: Shape | None) -> bool:
+    try:
+        head = design.build(deepcopy(network), num_classes=0)
+        with torch.no_grad():
+            output = head(torch.empty(BATCH, *design.input, device="meta"))
+    # Third-party code can fail in any way with a refitted layer; then the next design is tried.
+    except Exception:
+        return False
+    # The batch size is compared too: a view(-1, WIDTH) turns other widths into more images.
+    return tuple(output.shape) == (BATCH, *(logits or ()))
+
+
+def reinitialise(module: nn.Module) -> None:
+    """Draws new weights: layers reset themselves, other parameters get the mean and deviation of the old ones."""
+    for layer in module.modules():
+        reset = getattr(layer, "reset_parameters", None)
+        if callable(reset):
+            reset()
+            continue
+        for parameter in layer.parameters(recurse=False):
+            parameter.data = redraw(parameter, tuple(parameter.shape))
+
+
+class Skip(nn.Module):
+    """Stands for a block that is left out: returns its first argument."""
+
+    def forward(self, x: Tensor, *_: object, **__: object) -> Tensor:
+        return x
+
+
+def rows_of_blocks(survey: Survey, kinds: Kinds, after: int, until: int) -> Iterator[Row]:
+    """The blocks that run between two moments, grouped by the module that contains them."""
+    blocks = [call for call in survey.within(after, until) if type(call.module) in kinds]
+    yield from _rows(call for call in blocks if not _is_inside(call, kinds, survey))
+
+
+def kinds_of_blocks(survey: Survey, ends: Iterable[Call]) -> Kinds:
+    """The classes of modules of which a stage has several in a row; only the outermost, not the parts of blocks."""
+    moments = [0, *(end.ended for end in ends)]
+    rows = [
+        row
+        for after, until in pairwise(moments)
+        for row in _rows(filter(_could_be_block, survey.within(after, until)))
+        if len(row) > 1
+    ]
+    kinds: Kinds = set()
+    for row in sorted(rows, key=lambda row: row[0].path.count(".")):
+        if not _is_inside(row[0], kinds, survey):
+            kinds.add(type(row[0].module))
+    return kinds
+
+
+def can_be_left_out(call: Call, survey: Survey) -> bool:
+    """Whether the block keeps the shape, or adds to a list of all earlier outputs, as in a DenseNet."""
+    if call.input is None:
+        return any(isinstance(around.module, nn.ModuleDict) for around in survey.called(call.parent))
+    return call.input == call.output
+
+
+def leave_out(network: nn.Module, path: str) -> None:
+    """Removes the block ``path`` from the network."""
+    parent, _, name = path.rpartition(".")
+    around = network.get_submodule(parent)
+    if isinstance(around, nn.ModuleDict):
+        del around[name]
+    else:
+        network.set_submodule(path, Skip())
+
+
+def _could_be_block(call: Call) -> bool:
+    """Whether it has parts and weights; a bare ``Sequential`` is a stage rather than a block of one."""
+    has_parts = next(call.module.children(), None) is not None
+    has_weights = any(parameter.ndim > 1 for parameter in call.module.parameters())
+    return has_parts and has_weights and type(call.module) is not nn.Sequential
+
+
+def _rows(calls: Iterable[Call]) -> Iterator[Row]:
+    in_rows = sorted(calls, key=lambda call: (call.parent, call.began))
+    for _, row in groupby(in_rows, key=lambda call: (call.parent, type(call.module))):
+        yield list(row)
+
+
+def _is_inside(call: Call, kinds: Kinds, survey: Survey) -> bool:
+    steps = call.path.split(".")
+    around = (".".join(steps[:depth]) for depth in range(1, len(steps)))
+    return any(type(outer.module) in kinds for path in around for outer in survey.called(path))
