@@ -1,1 +1,1 @@
-"""The engine: what trains a cohort and keeps the folder of a run. Importing the package itself imports no torch."""
+"""The training of a cohort, and the run folder it writes. Importing the package itself imports no torch."""

@@ -26,8 +26,11 @@ EPOCH_STEPS = 8
 
 @dataclass(frozen=True)
 class Bench:
-    """``parts_ms`` are of one step in which nothing runs side by side, so they can add up to more than a step takes;
-    ``start_up_s`` is from nothing to the end of the first step."""
+    """The measurements of ``bench``.
+
+    ``parts_ms`` come from a step without overlap, so they can add up to more than a step takes; ``start_up_s`` is the
+    time from building the networks to the end of the first step.
+    """
 
     device: str
     path: str
@@ -73,7 +76,7 @@ def bench(recipe: Recipe, channels: int, side: int, classes: int, steps: int, *,
             flops_per_image=_flops_per_image(run.training, (channels, side, side)),
             matmul_flops_per_s=matmul,
             start_up_s=start_up_s,
-            # Before the parts are measured, which takes memory of its own.
+            # Before the parts are measured, which takes extra memory.
             peak_device_bytes=torch.cuda.max_memory_allocated() if device.type == "cuda" else None,
             parts_ms=run.parts_ms(steps),
         )

@@ -84,7 +84,7 @@ def optimizer_tensors(
 
 
 class MovingAverage:
-    """The exponential moving average of every learning backbone; it is what is evaluated and shipped."""
+    """The exponential moving average of every learning backbone, which is evaluated and shipped instead of it."""
 
     def __init__(self, cohort: Cohort, learning: list[str], decay: float) -> None:
         self.decay = decay

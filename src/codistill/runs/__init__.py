@@ -1,1 +1,1 @@
-"""What a run keeps on the disk. Importing the package imports no torch."""
+"""The files of a run, read and written. No module of the package imports torch at its top."""

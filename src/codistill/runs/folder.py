@@ -66,9 +66,9 @@ class RunFolder:
         return self.path, self.path / "weights", self.checkpoints, self.best
 
     def refuse_irregular(self) -> None:
-        """Raise where one of the run's files is not a regular file, or one of its folders not a real one.
+        """Raise RunError if one of the run's files is not a regular file, or one of its folders is a link.
 
-        A folder from elsewhere could lead out of itself by a symbolic link, or let a reader wait for a named pipe. The
+        A folder from elsewhere could lead out of itself by a symbolic link, or block a reader on a named pipe. The
         run's folder itself may be a link, as ``runs/latest`` is: the user has typed its name.
         """
         described = self.recipe, self.environment, self.data, self.result
