@@ -1,4 +1,4 @@
-"""Processes that keep a piece of every weight: the same training as with whole ones, in a share of the memory."""
+"""Sharded weights: the same training as with replicated ones, in a fraction of the memory."""
 
 import gc
 import json
@@ -73,7 +73,7 @@ def test_as_in_one_process(
 
 
 def test_continued_under_any_layout(alone: Mapping[str, Path], tmp_path: Path) -> None:
-    """A step in pieces, two alone, one spread by networks, the last two in a mesh of pieces."""
+    """One step sharded, two in one process, one along the cohort, the last two sharded in a mesh."""
     recipe, out = sharded_recipe(), tmp_path / "run"
     assert together(2, train_meshed, recipe, out, 2, 1) == [0, 0]
     assert in_new_process(train_alone, recipe, out, 2) == 0
@@ -95,24 +95,24 @@ def test_stopped_and_continued_as_if_never_stopped(tmp_path: Path) -> None:
     assert all(torch.equal(tensor, tensors(whole)[name]) for name, tensor in tensors(broken).items())
 
 
-def sick_logits(mesh: Any) -> None:
-    """On the second step, a's logits of the second share are not finite: only that rank sees it happen."""
+def nonfinite_logits(mesh: Any) -> None:
+    """On the second step, a's logits of the second shard are not finite: only that rank sees it."""
     run, taken = mesh.run, {"a": 0, "b": 0}
 
-    def run_sick(name: str, network: Any, images: Tensor) -> Mapping[str, Tensor]:
+    def run_nonfinite(name: str, network: Any, images: Tensor) -> Mapping[str, Tensor]:
         taken[name] += 1
         factor = torch.nan if (name, taken[name], mesh.share.index) == ("a", 2, 1) else 1.0
         return run(name, lambda x, fork: {exit: z * factor for exit, z in network(x, fork).items()}, images)
 
-    mesh.run = run_sick
+    mesh.run = run_nonfinite
 
 
-def sick_gradient(mesh: Any) -> None:
-    """On the second step one number of a's gradient is infinite, in a piece that only the second share holds."""
+def nonfinite_gradient(mesh: Any) -> None:
+    """On the second step one number of a's gradient is infinite, in a shard that only the second rank holds."""
     completing, taken = mesh.completing, iter(range(1, 100))
 
     @contextmanager
-    def completing_sick(**about: Any) -> Any:
+    def completing_nonfinite(**about: Any) -> Any:
         with completing(**about):
             yield
         if next(taken) == 2 and (mesh.sharded is None or mesh.share.index == 1):
@@ -123,11 +123,11 @@ def sick_gradient(mesh: Any) -> None:
             )
             weight.grad.view(-1)[-1] = torch.inf
 
-    mesh.completing = completing_sick
+    mesh.completing = completing_nonfinite
 
 
-def finely_cut(mesh: Any) -> None:
-    """Every block by itself, as of large networks."""
+def finely_sharded(mesh: Any) -> None:
+    """Shards every block by itself, as in large networks."""
 
 
 def train_some(world: Any, recipe: Recipe, split: str, harm: Any, notes: Path) -> None:
@@ -135,7 +135,7 @@ def train_some(world: Any, recipe: Recipe, split: str, harm: Any, notes: Path) -
 
     if any(name.startswith("timm:") for name in recipe.networks.values()):
         import zoo  # noqa: F401
-    if harm is finely_cut:
+    if harm is finely_sharded:
         sharded.BUCKET_BYTES = 0
     mesh = mesh_of(world, recipe, split, 2)
     training = training_of(recipe, mesh)
@@ -154,16 +154,16 @@ def train_some(world: Any, recipe: Recipe, split: str, harm: Any, notes: Path) -
 @pytest.mark.parametrize(
     ("split", "changes", "harm", "skipped"),
     [
-        ("a+b", {"networks": {"a": "densenet-10-4", "b": "wrn-16-1"}}, finely_cut, {"a": 0, "b": 0}),
-        ("a+b", {"networks": FOREIGN}, finely_cut, {"a": 0, "b": 0}),
+        ("a+b", {"networks": {"a": "densenet-10-4", "b": "wrn-16-1"}}, finely_sharded, {"a": 0, "b": 0}),
+        ("a+b", {"networks": FOREIGN}, finely_sharded, {"a": 0, "b": 0}),
         ("a+b", {"processes": {"sync_batchnorm": False}}, None, {"a": 0, "b": 0}),
         ("a,b", {"processes": {"predictions": "one_step_old"}}, None, {"a": 0, "b": 0}),
         ("a+b", {"runtime": {"activation_checkpointing": True, "device": "cpu", "threads": 1}}, None, {"a": 0, "b": 0}),
-        ("a+b", {}, sick_logits, {"a": 1, "b": 0}),
-        ("a+b", {"processes": {"sync_batchnorm": False}}, sick_gradient, {"a": 1, "b": 0}),
+        ("a+b", {}, nonfinite_logits, {"a": 1, "b": 0}),
+        ("a+b", {"processes": {"sync_batchnorm": False}}, nonfinite_gradient, {"a": 1, "b": 0}),
     ],
 )
-def test_as_with_whole_weights(
+def test_as_with_replicated_weights(
     split: str, changes: dict[str, Any], harm: Any, skipped: dict[str, int], tmp_path: Path
 ) -> None:
     """Three steps of the same mesh."""
@@ -183,14 +183,14 @@ def assert_equal_steps(split: str, changes: dict[str, Any], harm: Any, skipped: 
         torch.testing.assert_close(tensor, expected[name], rtol=1e-8, atol=1e-8, msg=name)
 
 
-def test_a_teacher_is_in_pieces_too(tmp_path: Path) -> None:
+def test_a_teacher_is_sharded_too(tmp_path: Path) -> None:
     teacher = Cohort({"a": "wrn-10-1"}, num_classes=10, in_channels=1).members["a"].backbone
     save_file({name: x.contiguous() for name, x in teacher.state_dict().items()}, tmp_path / "a.safetensors")
     changes = {"method": "kd", "start": {"a": str(tmp_path / "a.safetensors")}}
     assert_equal_steps("a+b", changes, None, {"a": 0, "b": 0}, tmp_path)
 
 
-def lose_a_piece(world: Any, notes: Path) -> None:
+def corrupt_a_shard(world: Any, notes: Path) -> None:
     from codistill.engine.health import Recovery
 
     recipe = sharded_recipe()
@@ -205,12 +205,12 @@ def lose_a_piece(world: Any, notes: Path) -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in training.tensors_of("a").items())
     assert all(torch.equal(tensor, moved[name]) for name, tensor in training.tensors_of("b").items())
     assert any(not torch.equal(tensor, before[name]) for name, tensor in moved.items())
-    assert is_rng_free(training.cohort)  # so that predictions still leave early
+    assert is_rng_free(training.cohort)  # so predictions are still sent early
     (notes / f"{world.rank}").touch()
 
 
-def test_all_pieces_roll_back_where_one_is_not_finite(tmp_path: Path) -> None:
-    assert together(2, lose_a_piece, tmp_path) == [0, 0]
+def test_all_shards_roll_back_where_one_is_not_finite(tmp_path: Path) -> None:
+    assert together(2, corrupt_a_shard, tmp_path) == [0, 0]
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -233,8 +233,8 @@ def count_bytes(world: Any, recipe: Recipe, shards: int, notes: Path) -> None:
     )
 
 
-def test_a_process_holds_its_share_of_weights_momentum_and_average(tmp_path: Path) -> None:
-    """Of 2.7 million numbers each, a third in each of three processes; and nothing of the whole stays alive."""
+def test_a_rank_holds_its_shard_of_weights_momentum_and_average(tmp_path: Path) -> None:
+    """Each of three ranks holds a third of 2.7 million numbers each, and no full tensor stays alive."""
     for weights in ("replicated", "sharded"):
         recipe = tiny_recipe(
             networks={"a": "wrn-16-4"}, method="independent", batch_size=3, processes={"weights": weights}
@@ -275,7 +275,7 @@ def test_weights_move_twice_and_gradients_once(ranks: int, tmp_path: Path) -> No
         assert formula <= written <= 1.1 * formula
 
 
-def test_a_missing_sharer_is_named(tmp_path: Path) -> None:
+def test_a_missing_rank_is_named(tmp_path: Path) -> None:
     recipe = recipe_of(2, processes={"weights": "sharded"})
     with ranks_of(4, 60, end_oddly, "killed", recipe, tmp_path / "run", tmp_path) as processes:
         assert [wait_for(process) for process in processes[:3]] == [3, 3, 3]
@@ -285,7 +285,7 @@ def test_a_missing_sharer_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("network", "most"), [("wrn-28-10", 30e6), ("wrn-10-1", 4.2e6)])
-def test_a_network_is_put_together_block_by_block(network: str, most: float) -> None:
+def test_a_network_is_gathered_block_by_block(network: str, most: float) -> None:
     """Every weight belongs to one unit; of WRN-28-10's 146 MB, a block has up to 30."""
     with torch.device("meta"):
         (member,) = Cohort({"a": network}, num_classes=10).members.values()
@@ -310,13 +310,13 @@ def test_a_network_is_put_together_block_by_block(network: str, most: float) -> 
         ),
     ],
 )
-def test_what_cannot_be_cut_is_refused(own: Tensor, message: str) -> None:
+def test_what_cannot_be_sharded_is_refused(own: Tensor, message: str) -> None:
     network = torch.nn.Module()
     network.own = torch.nn.Parameter(own)
     with pytest.raises(ValueError, match=message):
         ShardedParams(None, None).shard(network, [], "cohort/members.a")  # type: ignore[arg-type]
 
 
-def test_compiled_networks_are_not_put_together() -> None:
+def test_compiled_networks_are_refused() -> None:
     with pytest.raises(RecipeError, match=r"processes.weights: sharded goes with runtime.compile=false"):
         sharded_recipe(runtime={"device": "cpu", "compile": True})
