@@ -8,6 +8,7 @@ import pytest
 from studied import ON_CPU, Studied
 from synthetic import ENVIRONMENT
 
+from codistill import recipes
 from codistill.recipes import Recipe
 from codistill.studies import catalogue, planning
 from codistill.studies.costs import Sizes, training_flops
@@ -57,6 +58,19 @@ def test_the_costliest_run_is_measured_and_what_that_leaves_out_is_said(
     planned = Studied(tmp_path / "out", overrides=[ON_CPU, "runtime.compile=true"], plan=True)
     assert [recipe.method for recipe in measured] == ["dcm"]
     assert "aside: uncompiled; compiled, as in the runs, they are likely faster." in planned.printed
+
+
+def test_how_many_trainings_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
+    recipe = recipes.get("quickstart", ["runtime.device=cpu"])
+    assert planning.choose_jobs(recipe, None) == (8, 1)
+    assert planning.choose_jobs(recipe, 3) == (3, 2)
+    assert planning.choose_jobs(recipe, 1) == (1, 8)
+    assert planning.choose_jobs(recipe, 20) == (20, 1)
+    for device in ("cuda", "mps"):
+        on_gpu = recipes.apply(recipe, [f"runtime.device={device}"])
+        assert planning.choose_jobs(on_gpu, None) == (1, None)
+        assert planning.choose_jobs(on_gpu, 3) == (3, None)
 
 
 def test_a_student_is_not_measured_before_its_teacher_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

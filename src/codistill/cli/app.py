@@ -265,7 +265,9 @@ def study(
         typer.Option(metavar="N", help="How many, from the study's first on; its own number if not given."),
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where it goes; runs/NAME if not given.")] = None,
-    jobs: Annotated[int | None, typer.Option(metavar="N", help="Runs side by side; what fits if not given.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(metavar="N", help="Runs at a time; by default one per core, or one on a GPU.")
+    ] = None,
     methods: Annotated[str | None, typer.Option(metavar="A,B", help="Only the rows of these methods.")] = None,
     rows: Annotated[str | None, typer.Option(metavar="A,B", help="Only these rows, or groups of rows.")] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Only say what there is to train.")] = False,

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from codistill.studies import catalogue
 from codistill.studies.output import print_report, print_table, write
-from codistill.studies.planning import Pace, plan_table, share_machine, to_do
+from codistill.studies.planning import Pace, choose_jobs, plan_table, to_do
 from codistill.studies.progress import Board
 from codistill.studies.published import publish_all, tables_from
 from codistill.studies.report import Results, build
@@ -37,8 +37,8 @@ def run_study(
 ) -> int:
     """Do all that ``codistill study NAME`` does; the exit code: 0 done, 1 a run failed, 75 stopped on the way.
 
-    ``seeds`` says how many, from the study's first on, ``jobs`` how many trainings run at once; None leaves both to the
-    study and the machine. ``plan`` only says what there is to do and how long it takes.
+    ``seeds`` says how many, from the study's first on, ``jobs`` how many trainings run at once; None is the study's
+    number of seeds, and one training per core or one on a GPU. ``plan`` only prints what there is to train.
     """
     whole = catalogue.get(name)
     study = whole.only(methods, rows)
@@ -46,15 +46,15 @@ def run_study(
     chosen_seeds = study.seed_range(seeds)
     if publish_to is not None and publish_to.is_file():
         raise ValueError(f"--publish {publish_to} is a file; name a folder")
-    crowd, threads = share_machine(study.rows[0].resolved(overrides), jobs)
+    at_once, threads = choose_jobs(study.rows[0].resolved(overrides), jobs)
     planned = plan_runs(study, chosen_seeds, overrides, out, threads)
     if plan:
-        print_table(plan_table(study, planned, crowd.size, Pace.of(planned)), console)
+        print_table(plan_table(study, planned, at_once, Pace.of(planned)), console)
         return DONE
     require_data(planned.runs)
-    _announce(study, planned, crowd.size, console)
+    _announce(study, planned, at_once, console)
     display = Board(planned.runs, console)
-    outcome = run_all(planned.runs, out, crowd=crowd, display=display, command=command)
+    outcome = run_all(planned.runs, out, jobs=at_once, display=display, command=command)
     results = _finished(planned)
     options = {"--jobs": jobs, "--methods": _listed(methods), "--rows": _listed(rows), "--publish": publish_to}
     again = _command_line(name, overrides, {"--seeds": len(chosen_seeds), **options, "--out": out}, best_epoch)

@@ -4,12 +4,10 @@ torch is imported only when something is counted or measured.
 """
 
 import gc
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING
 
 from codistill.recipes import Recipe
@@ -30,10 +28,10 @@ class Sizes:
 
 # Training images, classes and channels of the data whose numbers are known before they are read.
 KNOWN_NUMBERS = {"fashion": (6_000, 10, 1), "cifar10": (50_000, 10, 3), "cifar100": (50_000, 100, 3)}
-# Enough for a CPU to show its pace in a second or a few; a step that is measured has fewer images rather than more.
+# On a CPU, a measured step has as many images as fit into this: a second or a few.
 MEASURED_FLOPS = 100_000_000_000
-# So many steps are measured, or fewer: after so many seconds none is begun.
-MEASURED_STEPS, MEASURED_S = 10, 4.0
+MEASURED_STEPS = 3
+SLOW_S = 4.0  # a CPU whose first step takes longer is not asked for more
 
 
 def sizes(recipe: Recipe) -> Sizes | None:
@@ -114,10 +112,7 @@ def finished_flops_per_s(results: Iterable[Result]) -> float | None:
 
 
 def measured_flops_per_s(recipe: Recipe, seen: Sizes) -> float | None:
-    """The pace of a few steps on this machine, recorded where the runs' are; None if it does not fit a GPU.
-
-    Seconds, not hours: nothing is compiled, and no algorithm tried, which can take minutes.
-    """
+    """Time a few uncompiled training steps on this machine; None if they do not fit into GPU memory."""
     import torch
 
     from codistill.engine.fast.capture import lacks_memory
@@ -145,10 +140,7 @@ def _steps_flops_per_s(recipe: Recipe, seen: Sizes, machine: "Machine") -> float
     measured = recipe.replace(batch_size=batch, runtime={**recipe.runtime.model_dump(), "compile": False})
     data = random_data(seen.shape[0], recipe.data.side, seen.classes, images=batch * EPOCH_STEPS)
     run = Runner.of(measured, data, machine)
-    # The first is the slowest: memory is taken, algorithms are chosen, and on a GPU the step is recorded.
-    first_s, seconds = run(1), list[float]()
-    until = time.perf_counter() + MEASURED_S
-    is_slow = machine.device.type == "cpu" and first_s > MEASURED_S
-    while not is_slow and len(seconds) < MEASURED_STEPS and time.perf_counter() < until:
-        seconds.append(run(1))
-    return flops * batch / median(seconds or [first_s])
+    first_s = run(1)  # the warm-up: allocations, the choice of algorithms, and on a GPU the capture
+    if machine.device.type == "cpu" and first_s > SLOW_S:
+        return flops * batch / first_s
+    return flops * batch * MEASURED_STEPS / run(MEASURED_STEPS)

@@ -1,6 +1,7 @@
 """How far a study is: a bar for all of it and a line for each running training on a terminal, plain lines elsewhere."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -10,8 +11,8 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from codistill.studies.runs import PlannedRun, clock
-from codistill.studies.timesheet import TimeSheet
+from codistill.studies.costs import epoch_flops
+from codistill.studies.runs import PlannedRun, epochs_done
 
 
 class Bar(Progress):
@@ -20,6 +21,31 @@ class Bar(Progress):
     def refresh(self) -> None:
         with suppress(OSError):
             super().refresh()
+
+
+class RemainingTime:
+    """Estimates how long a study still takes from the epochs finished since it began, weighted by their FLOPs."""
+
+    def __init__(self, runs: Sequence[PlannedRun], now: Callable[[], float] = time.monotonic) -> None:
+        self._runs, self._now, self._began_at = list(runs), now, now()
+        self._epoch_flops = {run.folder: epoch_flops(run.recipe) for run in runs}
+        self._flops_to_do = self.flops_left()
+
+    def flops_left(self) -> float:
+        epochs = {run.folder: run.recipe.length.epochs - epochs_done(run) for run in self._runs if not run.finished}
+        return sum(self._epoch_flops[folder] * number for folder, number in epochs.items())
+
+    def drop(self, failed: PlannedRun) -> None:
+        """Take a failed run out, and the runs that start from its weights."""
+        before = self.flops_left()
+        self._runs = [run for run in self._runs if failed not in (run, *run.needs)]
+        self._flops_to_do -= before - self.flops_left()
+
+    def seconds(self) -> float | None:
+        """The remaining seconds; None until an epoch is finished."""
+        left = self.flops_left()
+        done = self._flops_to_do - left
+        return (self._now() - self._began_at) * left / done if done > 0 else None
 
 
 class Board:
@@ -41,7 +67,7 @@ class Board:
         )
         self._overall = self.bar.add_task("study", total=len(runs), note="")
         self._tasks: dict[Path, TaskID] = {}
-        self._sheet = TimeSheet(runs)
+        self._remaining = RemainingTime(runs)
 
     def __enter__(self) -> Self:
         self.bar.start()
@@ -65,23 +91,21 @@ class Board:
 
     def ended(self, run: PlannedRun, how: str) -> None:
         finished = sum(run.finished for run in self.runs)
-        self._sheet.observe([run for run in self.runs if run.folder in self._tasks])
-        left = "" if self._sheet.is_done else f"; {self._left()}"
+        left = f"; {self._left()}" if self._remaining.flops_left() else ""
         self.say(f"{how}: {run.title} ({finished} of {len(self.runs)} runs{left})")
         self.bar.remove_task(self._tasks.pop(run.folder))
 
     def failed(self, run: PlannedRun, how: str) -> None:
-        self._sheet.give_up(run)
+        self._remaining.drop(run)
         self.ended(run, how)
 
     def update(self, running: Sequence[PlannedRun]) -> None:
-        self._sheet.observe(running)
         if not self.console.is_terminal:
             return
         shares = 0.0
         for run in running:
             epochs = run.recipe.length.epochs
-            done, _ = clock(run)
+            done = epochs_done(run)
             shares += done / epochs
             self.bar.update(self._tasks[run.folder], completed=done, note=f"{done}/{epochs} epochs")
         finished = sum(run.finished for run in self.runs)
@@ -89,5 +113,5 @@ class Board:
         self.bar.update(self._overall, completed=finished + shares, note=note, refresh=True)
 
     def _left(self) -> str:
-        seconds = self._sheet.remaining_s()
+        seconds = self._remaining.seconds()
         return "time left not known yet" if seconds is None else f"about {timedelta(seconds=round(seconds))} left"

@@ -12,7 +12,6 @@ from codistill.engine.signals import handled
 from codistill.recipes import Recipe, files
 from codistill.runs.files import open_regular, write_atomically
 from codistill.runs.folder import RunFolder
-from codistill.studies.crowd import Crowd
 from codistill.studies.progress import Board
 from codistill.studies.runs import PlannedRun
 
@@ -65,10 +64,9 @@ class _Child:
 
 
 def run_all(
-    runs: Sequence[PlannedRun], out: Path, *, crowd: Crowd, display: Board, command: Command = train_command
+    runs: Sequence[PlannedRun], out: Path, *, jobs: int, display: Board, command: Command = train_command
 ) -> Outcome:
-    """Bring every run to its end, as many at a time as the crowd allows; what is finished is left alone, what was begun
-    is continued.
+    """Train every run, at most ``jobs`` at a time; finished runs are skipped, interrupted ones continued.
 
     A failed run does not stop the others. Ctrl-C (or another of ``SIGNALS``) asks the children to save and stop.
     """
@@ -83,14 +81,13 @@ def run_all(
                     _stop(children, display, at_once=outcome.interrupted)
                     outcome.interrupted = True
                 _drop_blocked(waiting, outcome)
-                while not outcome.interrupted and len(children) < crowd.size and (run := _next_ready(waiting)):
+                while not outcome.interrupted and len(children) < jobs and (run := _next_ready(waiting)):
                     children.append(_start(run, out, command))
                     waiting.remove(run)
                     display.started(run)
                 for child in [child for child in children if child.process.poll() is not None]:
                     children.remove(child)
                     _conclude(child, outcome, display)
-                crowd.observe([child.run for child in children])
                 display.update([child.run for child in children])
                 time.sleep(POLL_S)
     finally:

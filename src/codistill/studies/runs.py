@@ -41,17 +41,17 @@ class PlannedRun:
         return RunFolder(self.folder).recipe.exists()
 
 
-def clock(run: PlannedRun) -> tuple[int, float]:
-    """Epochs done and seconds trained, by the run's own timing.jsonl; a line still being written does not count.
+def epochs_done(run: PlannedRun) -> int:
+    """Read the number of finished epochs from the run's timing.jsonl, ignoring a line that is still being written.
 
-    It only tells the time: where it is damaged, nothing is known to be done, and no study stops for it.
+    It only serves the display, so a damaged file counts as 0 epochs instead of stopping the study.
     """
     try:
         with open(RunFolder(run.folder).timing, encoding="utf-8", opener=open_regular) as timing:
             last = json.loads(timing.read().split("\n")[-2])
-        return int(last["epoch"]), float(last["elapsed_s"])
+        return int(last["epoch"])
     except (OSError, ValueError, TypeError, LookupError):
-        return 0, 0.0
+        return 0
 
 
 @dataclass(frozen=True)
