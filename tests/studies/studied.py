@@ -7,8 +7,8 @@ from typing import Any
 from rich.console import Console
 from synthetic import pretend
 
+from codistill.cli.study import run_study
 from codistill.studies import catalogue
-from codistill.studies.command import run_study
 
 ON_CPU = "runtime.device=cpu"
 PAIR = catalogue.get("demo").groups[0]

@@ -105,6 +105,6 @@ def made_up_results(study: Study, seeds: Sequence[int], folder: Path) -> dict[st
     for row in study.rows:
         for seed in seeds:
             path = folder / f"{row.key.replace('/', '-')}-{seed}.json"
-            path.write_text(json.dumps(made_up_result(row.resolved().replace(seed=seed))))
+            path.write_text(json.dumps(made_up_result(row.resolve().replace(seed=seed))))
             results.setdefault(row.key, {})[seed] = read_result(path)
     return results

@@ -133,7 +133,7 @@ def test_a_failed_run_that_cannot_go_on_can_be_begun_anew(tmp_path: Path) -> Non
     script = f"import sys\ntry:\n  exec({STOP!r})\nexcept SystemExit: sys.exit('no checkpoint is intact')"
     studied = Studied(tmp_path / "out", seeds=1, command=pretend(tmp_path / "scratch", lambda recipe, folder: script))
     for run in studied.runs:
-        assert f"If it cannot go on: move {run} away" in studied.printed
+        assert f"If it cannot continue: move {run} away" in studied.printed
 
 
 def test_missing_runs_come_with_the_command_as_it_was_typed(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_a_student_whose_teacher_failed_is_not_begun(tmp_path: Path) -> None:
     studied = Studied(tmp_path / "out", "kd", seeds=1, methods=["kd"], command=command)
     assert studied.code == 1
     assert f"codistill study kd {ON_CPU} --seeds 1 --jobs 2 --methods kd --out {studied.out}" in studied.printed
-    assert "KD, seed 1: not begun: it starts from the weights of WRN-28-10 & ResNet-110, independent" in studied.printed
+    assert "KD, seed 1: not started: it needs the weights of WRN-28-10 & ResNet-110, independent" in studied.printed
 
 
 def test_a_student_whose_teacher_was_stopped_waits_for_another_time(tmp_path: Path) -> None:

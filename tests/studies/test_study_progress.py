@@ -12,9 +12,9 @@ from rich.console import Console
 from studied import Studied
 from synthetic import FINISH, pretend
 
+from codistill.cli.study import RemainingTime, StudyProgress
 from codistill.studies import catalogue
-from codistill.studies.progress import Board, RemainingTime
-from codistill.studies.runs import PlannedRun, epochs_done, plan_runs
+from codistill.studies.plan import PlannedRun, plan_runs
 
 TRAIN_A_WHILE = f"""
 import pathlib, sys, time
@@ -29,18 +29,18 @@ for epoch in (1, 2, 3):
 def test_the_epochs_of_a_run_are_read_from_its_last_whole_line(tmp_path: Path) -> None:
     run = PlannedRun("title", catalogue.get("demo").rows[0].recipe, tmp_path)
     timing = tmp_path / "timing.jsonl"
-    assert epochs_done(run) == 0
+    assert run.epochs_done == 0
     timing.write_text("")
-    assert epochs_done(run) == 0
+    assert run.epochs_done == 0
     timing.write_text('{"epoch": 1, "elapsed_s": 2.5}\n{"epoch": 2, "elapsed_s": 5.5}\n{"epo')
-    assert epochs_done(run) == 2
+    assert run.epochs_done == 2
 
 
 def test_a_pipe_instead_of_the_timing_file_is_not_waited_for(tmp_path: Path) -> None:
     run = PlannedRun("title", catalogue.get("demo").rows[0].recipe, tmp_path)
     os.mkfifo(tmp_path / "timing.jsonl")
     told: list[int] = []
-    reading = threading.Thread(target=lambda: told.append(epochs_done(run)), daemon=True)
+    reading = threading.Thread(target=lambda: told.append(run.epochs_done), daemon=True)
     reading.start()
     reading.join(timeout=60)
     assert told == [0]
@@ -49,7 +49,7 @@ def test_a_pipe_instead_of_the_timing_file_is_not_waited_for(tmp_path: Path) -> 
 @pytest.mark.parametrize("damage", [b"garbage\n", b"[]\n", b"\xff\xfe\n", b'{"epoch": "two", "elapsed_s": null}\n'])
 def test_a_damaged_timing_file_stops_no_study(tmp_path: Path, damage: bytes) -> None:
     (tmp_path / "timing.jsonl").write_bytes(damage)
-    assert epochs_done(PlannedRun("title", catalogue.get("demo").rows[0].recipe, tmp_path)) == 0
+    assert PlannedRun("title", catalogue.get("demo").rows[0].recipe, tmp_path).epochs_done == 0
 
 
 # A forward pass of WRN-28-4 with both heads over one without, counted independently.
@@ -74,7 +74,7 @@ class Watched:
 
 
 def test_the_remaining_time_follows_from_the_epochs_done_and_their_flops(tmp_path: Path) -> None:
-    study = catalogue.get("wrn-28-4-twins").only(methods=["independent", "dml", "dcm"])
+    study = catalogue.get("wrn-28-4-twins").select(methods=["independent", "dml", "dcm"])
     independent, dml, dcm = plan_runs(study, [1], ["length.epochs=10"], tmp_path, None).runs
     watched = Watched([independent, dml, dcm])
     assert watched.remaining.seconds() is None, "before the first epoch"
@@ -89,7 +89,7 @@ def test_the_remaining_time_follows_from_the_epochs_done_and_their_flops(tmp_pat
 
 
 def test_a_failed_run_is_not_waited_for(tmp_path: Path) -> None:
-    study = catalogue.get("kd").only(methods=["kd", "dml"])
+    study = catalogue.get("kd").select(methods=["kd", "dml"])
     teacher, student, other = plan_runs(study, [1], ["length.epochs=10"], tmp_path, None).runs
     assert student.needs == (teacher,)
     watched = Watched([teacher, student, other])
@@ -101,7 +101,7 @@ def test_a_failed_run_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_epochs_of_an_earlier_call_say_nothing_about_the_pace(tmp_path: Path) -> None:
-    (run,) = plan_runs(catalogue.get("demo").only(["dml"]), [41], ["length.epochs=10"], tmp_path, None).runs
+    (run,) = plan_runs(catalogue.get("demo").select(["dml"]), [41], ["length.epochs=10"], tmp_path, None).runs
     Watched([run]).train(run, 5, 1)
     watched = Watched([run])
     assert watched.remaining.seconds() is None
@@ -128,7 +128,7 @@ def test_the_last_run_leaves_no_time_to_tell(tmp_path: Path) -> None:
     runs[0].folder.mkdir(parents=True)
     (runs[0].folder / "timing.jsonl").write_text(f'{{"epoch": {runs[0].recipe.length.epochs}, "elapsed_s": 1.0}}\n')
     printed = io.StringIO()
-    with Board(runs[:2], Console(file=printed, width=150)) as display:
+    with StudyProgress(runs[:2], Console(file=printed, width=150)) as display:
         for run, how in zip(runs, ("finished", "failed"), strict=False):
             display.started(run)
             if how == "finished":
@@ -144,7 +144,7 @@ def test_the_last_run_leaves_no_time_to_tell(tmp_path: Path) -> None:
 def test_elsewhere_a_line_tells_of_each_run_that_ended(tmp_path: Path) -> None:
     runs = plan_runs(catalogue.get("demo"), [41], [], tmp_path, None).runs
     printed = io.StringIO()
-    with Board(runs, Console(file=printed, width=150)) as display:
+    with StudyProgress(runs, Console(file=printed, width=150)) as display:
         display.started(runs[0])
         display.update(runs[:1])
         runs[0].folder.mkdir(parents=True)

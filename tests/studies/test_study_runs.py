@@ -10,7 +10,8 @@ from codistill import recipes
 from codistill.recipes import files
 from codistill.recipes.schema import AdamW, Sgd
 from codistill.studies import catalogue
-from codistill.studies.runs import plan_runs, require_data, run_name
+from codistill.studies.plan import plan_runs, require_data
+from codistill.studies.results import run_name
 
 OUT = Path("out")
 
@@ -65,7 +66,7 @@ def test_folders_of_images_are_told_apart() -> None:
 
 
 def test_a_student_comes_after_its_teacher_and_starts_from_its_weights() -> None:
-    study = catalogue.get("kd").only(methods=["kd"])
+    study = catalogue.get("kd").select(methods=["kd"])
     plan = plan_runs(study, [1, 2], [], OUT, None)
     assert [run.recipe.method for run in plan.runs] == ["independent", "kd", "independent", "kd"]
     for teacher, student in (plan.runs[:2], plan.runs[2:]):
@@ -93,7 +94,7 @@ def test_a_folder_whose_recipe_was_edited_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"another recipe:\s+batch_size: .*\s+Move that folder away") as caught:
         plan_runs(study, [1], [], tmp_path, None)
     assert str(first.folder) in str(caught.value)
-    assert first.finished, "nothing was touched"
+    assert first.is_finished, "nothing was touched"
 
 
 def test_missing_data_are_named_once_and_before_anything_is_written(

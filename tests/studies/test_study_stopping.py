@@ -14,9 +14,8 @@ from rich.console import Console
 from studied import ON_CPU, Studied
 from synthetic import pretend
 
-from codistill.studies.command import run_study
-from codistill.studies.progress import Board
-from codistill.studies.runs import PlannedRun
+from codistill.cli.study import StudyProgress, run_study
+from codistill.studies.plan import PlannedRun
 
 pytestmark = pytest.mark.usefixtures("quick")
 WAIT_TO_BE_ASKED = """
@@ -132,11 +131,11 @@ def test_a_closed_terminal_leaves_no_training_behind(tmp_path: Path) -> None:
 
 
 def test_whatever_ends_a_study_its_children_are_asked_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail_when_ready(self: Board, running: Sequence[PlannedRun]) -> None:
+    def fail_when_ready(self: StudyProgress, running: Sequence[PlannedRun]) -> None:
         if len(list((tmp_path / "out" / "recipes").glob("ready-*"))) == 2:
             raise RuntimeError("a bug")
 
-    monkeypatch.setattr(Board, "update", fail_when_ready)
+    monkeypatch.setattr(StudyProgress, "update", fail_when_ready)
     command = pretend(tmp_path / "scratch", lambda recipe, folder: WAIT_TO_BE_ASKED)
     with pytest.raises(RuntimeError, match="a bug"):
         Studied(tmp_path / "out", command=command)

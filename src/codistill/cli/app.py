@@ -276,7 +276,7 @@ def study(
 ) -> None:
     """Train many runs and print their table, with n and ±."""
     from codistill.cli.output import console
-    from codistill.studies.command import run_study
+    from codistill.cli.study import run_study
 
     code = run_study(
         name,

@@ -10,7 +10,7 @@ from rich.table import Table
 from codistill import recipes
 from codistill.cli.output import console
 from codistill.cli.train import memory_explained, smaller
-from codistill.studies.costs import sizes
+from codistill.studies.flops import sizes
 
 if TYPE_CHECKING:
     from codistill.engine.bench import Bench

@@ -6,12 +6,12 @@ from pathlib import Path
 import typer
 
 from codistill.cli.output import console
+from codistill.cli.study import print_table
 from codistill.report import page
 from codistill.report.entries import Overview, overview
 from codistill.report.sources import find
 from codistill.runs.files import to_json, write_atomically
-from codistill.studies.output import print_table
-from codistill.studies.report import Report
+from codistill.studies.analysis import StudyTables
 from codistill.wording import unknown
 
 
@@ -35,7 +35,7 @@ def compare(paths: Sequence[Path], out: Path | None, *, as_json: bool) -> None:
             typer.echo(f"wrote {file}", err=True)
 
 
-Write = Callable[[Overview, Report, Path], Mapping[Path, str]]
+Write = Callable[[Overview, StudyTables, Path], Mapping[Path, str]]
 """From what is compared to the files' contents."""
 
 FORMS: dict[str, Write] = {

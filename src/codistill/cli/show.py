@@ -12,7 +12,7 @@ from rich.table import Table
 from codistill import recipes
 from codistill.cli.output import console
 from codistill.recipes.schema import Recipe
-from codistill.studies.costs import sizes
+from codistill.studies.flops import sizes
 from codistill.transfer.graph import LEARNING_PASSES
 
 if TYPE_CHECKING:

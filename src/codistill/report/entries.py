@@ -11,10 +11,17 @@ from codistill.recipes.schema import Recipe
 from codistill.report.runs import SeenRun
 from codistill.report.sources import Found
 from codistill.studies import catalogue
+from codistill.studies.analysis import StudyTables, build_tables, training_differences
 from codistill.studies.published import Setting, setting_of
-from codistill.studies.report import Report, build, differing
-from codistill.studies.rows import LABELS, group, title
-from codistill.studies.study import PaperNumbers, Row, Study, slug
+from codistill.studies.study import (
+    METHOD_LABELS,
+    PaperNumbers,
+    Study,
+    StudyRow,
+    cohort_title,
+    network_title,
+    slug,
+)
 from codistill.studies.tables import Table
 
 FEW_ENTRIES = 4  # up to so many, each is compared with each; beyond, with the first
@@ -25,7 +32,7 @@ FEW_CHANGES = 3  # in a label
 class Entry:
     """One recipe and its runs by seed, finished or not."""
 
-    row: Row
+    row: StudyRow
     runs: Mapping[int, SeenRun]
     name: str
     """The row's label, with its group where the study has several."""
@@ -72,13 +79,13 @@ class Overview:
             group: tuple(entry for entry in self.entries if entry.row.group == group) for group in self.study.groups
         }
 
-    def tables(self) -> Report:
+    def tables(self) -> StudyTables:
         """Errors with n and ±, the paper's beside them, and the differences paired by seed; finished runs alone."""
         results = {
             entry.row.key: {seed: run.result for seed, run in entry.runs.items() if run.result is not None}
             for entry in self.entries
         }
-        made = build(self.study, results, self.seeds)
+        made = build_tables(self.study, results, self.seeds)
         return (
             made
             if self.known
@@ -101,7 +108,7 @@ class Overview:
             yield "Rows that were tested on different images are not compared."
         for entry in self.entries:
             first = next(one for one in self.entries if one.row.group == entry.row.group)
-            if lines := differing(first.recipe, entry.recipe):
+            if lines := training_differences(first.recipe, entry.recipe):
                 yield f"{entry.name} differs from {first.label} in {'; '.join(lines)}"
         if any(len({entry.recipe.length.scale for entry in entries}) > 1 for entries in together):
             yield "These rows have different shares of their full length; a longer training alone lowers the error."
@@ -129,7 +136,9 @@ def _by_recipe(runs: Sequence[SeenRun]) -> list[dict[int, SeenRun]]:
     groups: list[dict[int, SeenRun]] = []
     for run in sorted(runs, key=lambda run: run.recipe.seed):
         seed = run.recipe.seed
-        same = (g for g in groups if not differing(next(iter(g.values())).recipe, run.recipe) and seed not in g)
+        same = (
+            g for g in groups if not training_differences(next(iter(g.values())).recipe, run.recipe) and seed not in g
+        )
         if group := next(same, None):
             group[seed] = run
         else:
@@ -156,9 +165,9 @@ def known_study(recipes: Sequence[Recipe]) -> Study | None:
     return None
 
 
-def _rows_by_setting(study: Study, recipe: Recipe) -> dict[Setting, Row]:
+def _rows_by_setting(study: Study, recipe: Recipe) -> dict[Setting, StudyRow]:
     """The rows that a recipe may be of, by how it is otherwise."""
-    found: dict[Setting, Row] = {}
+    found: dict[Setting, StudyRow] = {}
     for row in study.rows:
         if (setting := setting_of(row, recipe)) is not None:
             found.setdefault(setting, row)
@@ -175,13 +184,13 @@ def _own_study(firsts: Sequence[SeenRun]) -> Study:
     return Study(
         name="comparison" if len(firsts) > 1 else "run",
         title="; ".join(dict.fromkeys(_cohort(run.recipe) for run in firsts)),
-        rows=tuple(Row(_tested_on(run), labels[run.place], run.recipe, _paper(run.recipe)) for run in firsts),
+        rows=tuple(StudyRow(_tested_on(run), labels[run.place], run.recipe, _paper(run.recipe)) for run in firsts),
         contrasts=tuple(dict.fromkeys((later, earlier) for earlier, later in pairs)),
     )
 
 
 def _cohort(recipe: Recipe) -> str:
-    counts = Counter(map(title, recipe.networks.values()))
+    counts = Counter(map(network_title, recipe.networks.values()))
     return " and ".join(f"{count} × {name}" if count > 1 else name for name, count in counts.items())
 
 
@@ -197,11 +206,11 @@ def _pairs(labels: Sequence[str]) -> Iterable[tuple[str, str]]:
 
 def _labels(firsts: Sequence[SeenRun]) -> list[str]:
     """The method; where that is not enough, also the networks, or what differs from the first, or the place."""
-    by_method = [LABELS.get(run.recipe.method, run.recipe.method) for run in firsts]
-    with_networks = [f"{label}, {group(run.recipe)}" for label, run in zip(by_method, firsts, strict=True)]
+    by_method = [METHOD_LABELS.get(run.recipe.method, run.recipe.method) for run in firsts]
+    with_networks = [f"{label}, {cohort_title(run.recipe)}" for label, run in zip(by_method, firsts, strict=True)]
     in_full = []
     for label, run in zip(by_method, firsts, strict=True):
-        changes = [as_change(line) for line in differing(firsts[0].recipe, run.recipe)]
+        changes = [as_change(line) for line in training_differences(firsts[0].recipe, run.recipe)]
         others = [change for change in changes if not change.startswith("method=")]
         more = [f"{len(others) - FEW_CHANGES} more changes"] if len(others) > FEW_CHANGES else []
         in_full.append(", ".join([label, *others[:FEW_CHANGES], *more]))

@@ -12,8 +12,8 @@ from codistill.report import curves
 from codistill.report.blocks import Axis, Block, Code, Fold, Grid, Words
 from codistill.report.entries import Entry, Overview
 from codistill.report.runs import SeenRun
-from codistill.studies.costs import training_flops
-from codistill.studies.report import differing
+from codistill.studies.analysis import training_differences
+from codistill.studies.flops import training_flops
 from codistill.studies.statistics import summarise
 from codistill.studies.tables import Cell, Table
 
@@ -145,8 +145,8 @@ def repeat_blocks(seen: Overview) -> Iterator[Block]:
 def _study_command(seen: Overview) -> str:
     """With the changes that its runs have in common, told by a row whose length is not the study's to set."""
     study = seen.study
-    plain = next((entry for entry in seen.entries if entry.row.longer == 1), seen.entries[0])
-    changes = [as_change(line) for line in differing(plain.row.resolved(), plain.recipe)]
+    plain = next((entry for entry in seen.entries if entry.row.length_factor == 1), seen.entries[0])
+    changes = [as_change(line) for line in training_differences(plain.row.resolve(), plain.recipe)]
     count = max(seen.seeds) - study.first_seed + 1
     return shlex.join(["codistill", "study", study.name, *changes, "--seeds", str(count)])
 

@@ -7,7 +7,7 @@ from codistill.report import facts
 from codistill.report.blocks import Axis, Block, Chart, Fold, Grid, Series, Words
 from codistill.report.curves import ERROR
 from codistill.report.entries import Entry, Overview
-from codistill.studies.report import shared_networks
+from codistill.studies.analysis import shared_networks
 from codistill.studies.statistics import Difference, paired_difference
 
 FEW_RUNS = 12  # more are folded away, once they are finished

@@ -11,7 +11,7 @@ from codistill.recipes.schema import Recipe
 from codistill.runs.files import RunError, open_regular, read_json
 from codistill.runs.folder import MAX_BYTES, RunFolder, read_result_file
 from codistill.runs.journal import MAX_LINE_BYTES
-from codistill.studies.results import Result, result_in
+from codistill.studies.results import Result, parse_result
 
 Record = Mapping[str, Any]
 
@@ -118,7 +118,7 @@ def read_run(folder: Path) -> SeenRun:
 def read_published(file: Path) -> SeenRun:
     """A result by itself, as `codistill study --publish` copies them."""
     whole = read_result_file(file, follow_links=True)
-    result = result_in(whole, file)
+    result = parse_result(whole, file)
     slimmed = "Terms and auxiliary classifiers were published for the last epoch alone."
     return SeenRun(
         name=file.stem,
@@ -142,7 +142,7 @@ def _read_finished(run: RunFolder, notes: list[str]) -> tuple[Result | None, Rec
         return None, {}
     try:
         whole = read_result_file(run.result)
-        return result_in(whole, run.result), whole
+        return parse_result(whole, run.result), whole
     except ValueError as error:
         notes.append(f"Its result cannot be read, so it is shown as not finished: {error}")
         return None, {}

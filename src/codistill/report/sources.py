@@ -6,7 +6,7 @@ from pathlib import Path
 
 from codistill.report.runs import SeenRun, read_published, read_run
 from codistill.runs.folder import RunFolder
-from codistill.studies.rows import LABELS
+from codistill.studies.study import METHOD_LABELS
 
 ACCEPTED = "a run's folder, a study's folder, a result.json, or a folder of such files"
 
@@ -46,7 +46,7 @@ def _read(places: Sequence[Path], left_out: list[str]) -> Iterator[SeenRun]:
 
 
 def _place_of_method(run: SeenRun) -> int:
-    methods = list(LABELS)
+    methods = list(METHOD_LABELS)
     return methods.index(run.recipe.method) if run.recipe.method in methods else len(methods)
 
 

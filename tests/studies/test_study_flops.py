@@ -14,7 +14,7 @@ from codistill.engine.bench import Runner
 from codistill.engine.step import Step
 from codistill.engine.training import Training
 from codistill.recipes import Recipe
-from codistill.studies.costs import (
+from codistill.studies.flops import (
     Sizes,
     finished_flops_per_s,
     image_flops,
