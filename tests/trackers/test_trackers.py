@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 from codistill.cli.app import app
 from codistill.engine import trainer
 from codistill.recipes import get
-from codistill.trackers import following
-from codistill.trackers.following import Followers, numbers
+from codistill.trackers import sink
+from codistill.trackers.base import scalars_in
+from codistill.trackers.sink import TrackerSink
 
 TINY = ["data.train_limit=20", "data.test_limit=20", "evaluation.every_epochs=1", "runtime.device=cpu"]
 RECIPE = get("quickstart", [*TINY, "length.epochs=3"])
@@ -25,9 +26,9 @@ RECIPE = get("quickstart", [*TINY, "length.epochs=3"])
 
 def train(folder: Path, *names: str, epochs: int | None = None) -> None:
     """Train, telling the trackers, to the end or until so many epochs are done."""
-    with Followers(names, RECIPE, folder) as followers:
+    with TrackerSink(names, RECIPE, folder) as trackers:
         for progress in trainer.train(RECIPE, folder):
-            followers.catch_up()
+            trackers.flush()
             if progress.epoch == epochs:
                 break
 
@@ -35,12 +36,12 @@ def train(folder: Path, *names: str, epochs: int | None = None) -> None:
 def journal(folder: Path) -> dict[int, dict[str, float]]:
     """What every tracker should have: numbers by epoch and path."""
     records = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
-    return {record["epoch"]: dict(numbers(record)) for record in records}
+    return {record["epoch"]: dict(scalars_in(record)) for record in records}
 
 
 def test_numbers_are_named_by_their_path() -> None:
     record = {"epoch": 4, "test": {"a/final": {"nll": 1.5, "ece": None}}, "terms": {"labels->a/final": 2}}
-    assert dict(numbers(record)) == {"test/a/final/nll": 1.5, "terms/labels->a/final": 2.0}
+    assert dict(scalars_in(record)) == {"test/a/final/nll": 1.5, "terms/labels->a/final": 2.0}
 
 
 class Noted:
@@ -69,13 +70,13 @@ class Unopened:
 
 
 def test_each_evaluation_is_told_once_and_the_end_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(following.TRACKERS, "noted", Noted)
+    monkeypatch.setitem(sink.TRACKERS, "noted", Noted)
     train(tmp_path / "run", "noted")
     assert Noted.told == [1, 2, 3, -1]
 
 
 def test_a_continued_run_is_told_from_its_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(following.TRACKERS, "noted", Noted)
+    monkeypatch.setitem(sink.TRACKERS, "noted", Noted)
     train(tmp_path / "run", "noted", epochs=1)
     assert Noted.told == [1, -2]
     train(tmp_path / "run", "noted")
@@ -85,15 +86,15 @@ def test_a_continued_run_is_told_from_its_beginning(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("tracker", "words"),
     [
-        (Broken, "fails (no connection) and is told no more; the journal has everything"),
-        (Unopened, "cannot begin (no login), so the run is not tracked there"),
+        (Broken, "failed (no connection) and gets no more; the journal has everything"),
+        (Unopened, "cannot be opened (no login), so the run is not tracked there"),
     ],
 )
 def test_a_tracker_that_fails_is_named_once_and_harms_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tracker: Any, words: str
 ) -> None:
-    monkeypatch.setitem(following.TRACKERS, "broken", tracker)
-    monkeypatch.setitem(following.TRACKERS, "noted", Noted)
+    monkeypatch.setitem(sink.TRACKERS, "broken", tracker)
+    monkeypatch.setitem(sink.TRACKERS, "noted", Noted)
     with caplog.at_level(logging.WARNING, logger="codistill"):
         train(tmp_path / "run", "broken", "noted")
     assert [record.getMessage() for record in caplog.records if "broken" in record.getMessage()] == [f"broken {words}"]
@@ -139,7 +140,7 @@ def test_a_stopped_run_says_how_to_go_on_with_its_trackers(tmp_path: Path, monke
         def add(self, epoch: int, values: Mapping[str, float]) -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setitem(following.TRACKERS, "noted", Stopping)
+    monkeypatch.setitem(sink.TRACKERS, "noted", Stopping)
     done = call("train", "quickstart", *TINY, "length.epochs=3", "--out", tmp_path / "run", "--track", "noted")
     assert done.exit_code == 75
     assert "--track=noted" in done.stdout

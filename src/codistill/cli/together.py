@@ -31,7 +31,7 @@ from codistill.engine.signals import StopRequest
 from codistill.log import logging_to
 from codistill.recipes.schema import Recipe
 from codistill.runs.folder import RunFolder
-from codistill.trackers.following import Followers, check
+from codistill.trackers.sink import TrackerSink, check_trackers
 
 if TYPE_CHECKING:
     from codistill.engine.trainer import Progress
@@ -70,7 +70,7 @@ def train(
         if spread.wish.typed:
             raise ValueError(f"{spread.wish.typed[0]} needs processes to spread over; add --nproc N, or use torchrun")
         return alone.train(source, changes, out, quiet=quiet, trackers=trackers)
-    check(trackers)
+    check_trackers(trackers)
     recipe = alone.resolve(source, changes, console(quiet=quiet))
     folder = out or default_folder(recipe)
     options = [*(f"--track={name}" for name in trackers), *(["--quiet"] if quiet else [])]
@@ -116,14 +116,14 @@ def take_part(recipe: Recipe, folder: Path, spread: Spread, *, quiet: bool, trac
             StopRequest() as stop,
             logging_to(ConsoleHandler(screen)),
             display(recipe, folder, screen, stop) as shown,
-            Followers(trackers if crew.leads else (), recipe, folder) as followers,
+            TrackerSink(trackers if crew.leads else (), recipe, folder) as sink,
             memory_explained(f"{smaller(recipe)}, and another --out"),
         ):
             stop()  # asked from now on: who left alone before the first step would let the others wait
 
             def show(progress: "Progress") -> None:
                 shown.show(progress)
-                followers.catch_up()
+                sink.flush()
 
             train_together(
                 recipe,
