@@ -244,16 +244,16 @@ def _notes(study: Study, found: Results, seeds: Sequence[int], best_epoch: bool,
         yield f"Scale {scale:.2f}: the shortest run's share of the full length."
     if study.shows_cost:
         yield "Hours are those of the clock, longer where other runs shared the machine: compare costs by PFLOP."
-    yield f"Seeds: {_listed(seeds)}." + (" The paper has 5 runs." if has_paper and runs and len(seeds) != 5 else "")
-    yield from _missing(study, found, seeds, command)
+    yield f"Seeds: {_join(seeds)}." + (" The paper has 5 runs." if has_paper and runs and len(seeds) != 5 else "")
+    yield from _missing_notes(study, found, seeds, command)
     yield from _deviation_notes(study, found)
-    yield from _machines(found)
+    yield from _machine_notes(found)
     yield from study.notes
 
 
-def _missing(study: Study, found: Results, seeds: Sequence[int], command: str | None) -> Iterator[str]:
+def _missing_notes(study: Study, found: Results, seeds: Sequence[int], command: str | None) -> Iterator[str]:
     lacking = [(row, [seed for seed in seeds if seed not in found[row.key]]) for row in study.rows]
-    missing = [f"{_row_title(row, study)} (seed {_listed(gone)})" for row, gone in lacking if gone]
+    missing = [f"{_row_title(row, study)} (seed {_join(gone)})" for row, gone in lacking if gone]
     if missing:
         makes = command or f"codistill study {study.name} --seeds {max(seeds) - study.first_seed + 1}"
         yield f"Missing runs: {'; '.join(missing)}. `{makes}` makes them."
@@ -270,7 +270,7 @@ def _deviation_notes(study: Study, found: Results) -> Iterator[str]:
         yield f"Deviation: {line}{where}"
 
 
-def _machines(found: Results) -> Iterator[str]:
+def _machine_notes(found: Results) -> Iterator[str]:
     runs = [run for by_seed in found.values() for run in by_seed.values()]
     commits = sorted({_commit(run) for run in runs})
     devices = sorted({run.device for run in runs})
@@ -291,7 +291,7 @@ def _row_title(row: StudyRow, study: Study) -> str:
     return f"{row.group}, {row.label}" if len(study.groups) > 1 else row.label
 
 
-def _listed(seeds: Sequence[int]) -> str:
+def _join(seeds: Sequence[int]) -> str:
     return ", ".join(map(str, seeds))
 
 

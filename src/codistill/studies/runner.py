@@ -61,9 +61,11 @@ class Failure:
 
 @dataclass
 class Outcome:
+    """The runs of a study that did not finish, and why."""
+
     failures: list[Failure] = field(default_factory=list)
     stopped: list[PlannedRun] = field(default_factory=list)
-    interrupted: bool = False
+    is_interrupted: bool = False
     """Whether a signal asked the whole study to stop."""
 
 
@@ -77,6 +79,7 @@ class _Child:
     """Size of the log in bytes when the process started; what comes before is from earlier processes of the run."""
 
     def log_tail(self) -> tuple[str, ...]:
+        """The last lines that this process wrote to the log."""
         with open(self.log_file, "rb", opener=open_regular) as log:
             log.seek(self.log_start)
             text = log.read().decode(errors="replace")
@@ -96,12 +99,12 @@ def run_all(
     requests = _StopRequests()
     try:
         with handled(requests), display:
-            while children or (waiting and not outcome.interrupted):
-                if requests.count > outcome.interrupted:
-                    _stop(children, display, at_once=outcome.interrupted)
-                    outcome.interrupted = True
+            while children or (waiting and not outcome.is_interrupted):
+                if requests.count > outcome.is_interrupted:
+                    _stop(children, display, at_once=outcome.is_interrupted)
+                    outcome.is_interrupted = True
                 _drop_blocked(waiting, outcome)
-                while not outcome.interrupted and len(children) < jobs and (run := _next_ready(waiting)):
+                while not outcome.is_interrupted and len(children) < jobs and (run := _next_ready(waiting)):
                     children.append(_start(run, out, command))
                     waiting.remove(run)
                     display.started(run)
@@ -170,7 +173,7 @@ def _conclude(child: _Child, outcome: Outcome, display: Display) -> None:
     code = child.process.returncode
     if child.run.is_finished:
         display.ended(child.run, "finished")
-    elif code == STOPPED or outcome.interrupted:
+    elif code == STOPPED or outcome.is_interrupted:
         outcome.stopped.append(child.run)
         display.ended(child.run, "stopped")
     else:
@@ -187,7 +190,7 @@ def _stop(children: Sequence[_Child], display: Display, *, at_once: bool) -> Non
         else:
             child.process.terminate()
     if not at_once:
-        display.show("Stopping: the running trainings save first. Press again to end them at once.")
+        display.show("Stopping: the running trainings save first. A second signal ends them at once.")
 
 
 def _terminate(children: Sequence[_Child]) -> None:

@@ -20,7 +20,7 @@ SUBJECTS = (
     "method", "networks", "heads", "weights", "edges", "temperature", "t_squared", "data", "augment", "start",
 )  # fmt: skip
 
-
+# Methods and families of networks as the paper writes them.
 METHOD_LABELS = {
     "independent": "independent",
     "ds": "DS",
@@ -33,7 +33,7 @@ METHOD_LABELS = {
     "dks": "DKS",
     "complete": "complete",
 }
-FAMILIES = {
+FAMILY_TITLES = {
     "wrn": "WRN",
     "resnet": "ResNet",
     "densenet": "DenseNet",
@@ -82,6 +82,8 @@ class StudyRow:
 
 @dataclass(frozen=True)
 class Study:
+    """Rows of recipes that are trained with the same seeds and compared in one table."""
+
     name: str
     title: str
     rows: tuple[StudyRow, ...]
@@ -194,9 +196,9 @@ def is_network(text: str) -> bool:
 def network_title(network: str) -> str:
     """A network as the paper writes it: WRN-28-10, with dropout WRN-28-10(+). Other names are returned unchanged."""
     family, dash, options = network.removesuffix("-dropout-0.3").partition("-")
-    if family not in FAMILIES:
+    if family not in FAMILY_TITLES:
         return network
-    return f"{FAMILIES[family]}{dash}{options}" + ("(+)" if network.endswith("-dropout-0.3") else "")
+    return f"{FAMILY_TITLES[family]}{dash}{options}" + ("(+)" if network.endswith("-dropout-0.3") else "")
 
 
 def cohort_title(recipe: Recipe) -> str:
