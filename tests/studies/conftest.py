@@ -1,4 +1,4 @@
-"""What tests of the command itself do without."""
+"""A fixture for tests of the command, without waiting, data and measurements."""
 
 import pytest
 from synthetic import ENVIRONMENT
@@ -9,7 +9,7 @@ from codistill.studies import plan, runner
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look often, ask for no data, and take this machine for that of the made-up results, of a GFLOP/s, unmeasured."""
+    """Poll often, require no data, and pretend to be the machine of the made-up results, at 1 GFLOP/s."""
     monkeypatch.setattr(runner, "POLL_S", 0.01)
     monkeypatch.setattr(study, "require_data", lambda runs: None)
     monkeypatch.setattr(plan, "describe", lambda: ENVIRONMENT)

@@ -51,7 +51,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Two classes of ten images each, to train and to test on: what stands for ImageNet."""
+    """Two classes of ten images each, for training and for testing, in place of ImageNet."""
     noise = np.random.default_rng(0)
     for split in ("train", "test"):
         for name in ("cat", "dog"):

@@ -40,7 +40,7 @@ def test_the_demonstration_is_published_with_the_seeds_that_it_shows() -> None:
 
 
 def test_the_demonstrations_page_shows_the_published_differences() -> None:
-    """To renew them: replace what stands between the two comments. The first table is compared by test_readme.py."""
+    """To update them, replace the text between the two comments. test_readme.py compares the first table."""
     page = (ROOT / "docs" / "demo.md").read_text(encoding="utf-8")
     included = re.findall(r"<!-- differences of (results/\S+) -->\n(.*?)\n<!-- end -->", page, re.DOTALL)
     assert len(included) == 1
@@ -50,20 +50,20 @@ def test_the_demonstrations_page_shows_the_published_differences() -> None:
 
 
 def readme_rows() -> list[tuple[list[Path], str, str]]:
-    """The files that a row of results/README.md names, what it says of them, and their commit."""
+    """The files, the description and the commit of each row of results/README.md."""
     rows = re.findall(r"^\| `([\w{},./-]+)` \| (.*) \| (\w+) \|$", README, re.MULTILINE)
     return [([file for name in spelt_out(names) for file in _files(name)], *others) for names, *others in rows]
 
 
 def spelt_out(name: str) -> list[str]:
-    """``a-{b,c}`` as a shell reads it."""
+    """Expand ``a-{b,c}`` as a shell does."""
     if (match := re.search(r"\{([^}]*)\}", name)) is None:
         return [name]
     return [one for choice in match[1].split(",") for one in spelt_out(name.replace(match[0], choice, 1))]
 
 
 def _files(name: str) -> list[Path]:
-    """A folder's, one file's by its whole name, or those whose names lack only the digest of their recipe."""
+    """All files of a folder, one file by its full name, or all whose names continue with the digest of a recipe."""
     if name.endswith("/"):
         return sorted((RESULTS / name).glob("*.json"))
     whole = RESULTS / f"{name}.json"
@@ -110,7 +110,7 @@ TRANSFERS = ["independent", "DML", "DML + DS", "DCM-1", "DCM-2", "DCM"]
 
 
 def means(runs: str, rows: Sequence[str], figure: Figure, digits: int, seeds: str = "*") -> list[str]:
-    """By row, over all networks and seeds, or one of them. Runs with mixup, which are of another row, do not count."""
+    """Mean errors by row, over all networks and seeds or one of them, without the runs with mixup (another row)."""
     found = []
     for row in rows:
         files = sorted(RESULTS.glob(f"{runs}-{row}-seed{seeds}-*.json"))
@@ -182,7 +182,7 @@ def test_what_is_said_of_transfers() -> None:
 
 
 def difference(study: str, of: str) -> dict[str, Any]:
-    """Of the mean over networks: points, interval and verdict."""
+    """Points, interval and verdict of the difference of the mean over networks."""
     with (RESULTS / "tables" / f"{study}.differences.csv").open(encoding="utf-8", newline="") as file:
         (row,) = [row for row in csv.DictReader(file) if (row["difference"], row["of"]) == (of, "mean of a, b")]
     points, low, high = (float(row[name]) for name in ("points", "95 % interval low", "95 % interval high"))

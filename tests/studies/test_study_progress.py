@@ -1,4 +1,4 @@
-"""How far a study is, as its runs have written it down."""
+"""The progress of a study and its remaining time, read from the files of its runs."""
 
 import io
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from studied import Studied
+from study_call import StudyCall
 from synthetic import FINISH, pretend
 
 from codistill.cli.study import RemainingTime, StudyProgress
@@ -39,11 +39,11 @@ def test_the_epochs_of_a_run_are_read_from_its_last_whole_line(tmp_path: Path) -
 def test_a_pipe_instead_of_the_timing_file_is_not_waited_for(tmp_path: Path) -> None:
     run = PlannedRun("title", catalogue.get("demo").rows[0].recipe, tmp_path)
     os.mkfifo(tmp_path / "timing.jsonl")
-    told: list[int] = []
-    reading = threading.Thread(target=lambda: told.append(run.epochs_done), daemon=True)
+    counts: list[int] = []
+    reading = threading.Thread(target=lambda: counts.append(run.epochs_done), daemon=True)
     reading.start()
     reading.join(timeout=60)
-    assert told == [0]
+    assert counts == [0]
 
 
 @pytest.mark.parametrize("damage", [b"garbage\n", b"[]\n", b"\xff\xfe\n", b'{"epoch": "two", "elapsed_s": null}\n'])
@@ -64,7 +64,7 @@ class Watched:
         self.remaining = RemainingTime(runs, lambda: self.now_s)
 
     def train(self, run: PlannedRun, epochs: int, until_s: float) -> float | None:
-        """The remaining seconds after ``run`` has finished so many epochs, at a time since the beginning."""
+        """The remaining seconds when ``run`` has finished ``epochs`` epochs, ``until_s`` seconds after the start."""
         run.folder.mkdir(parents=True, exist_ok=True)
         (run.folder / "timing.jsonl").write_text(f'{{"epoch": {epochs}, "elapsed_s": 1.0}}\n')
         if epochs == run.recipe.length.epochs:
@@ -80,7 +80,7 @@ def test_the_remaining_time_follows_from_the_epochs_done_and_their_flops(tmp_pat
     assert watched.remaining.seconds() is None, "before the first epoch"
     # 10 s an epoch; independent and DML compute the same, DCM more.
     assert watched.train(independent, 1, 10) == pytest.approx(90 + 100 + 100 * HEADS, rel=1e-3)
-    # Beside each other they advance twice as fast.
+    # Two at once advance twice as fast.
     assert watched.train(dml, 1, 10) == pytest.approx((180 + 100 * HEADS) / 2, rel=1e-3)
     watched.train(independent, 10, 100)
     watched.train(dml, 10, 200)
@@ -114,8 +114,8 @@ def test_a_terminal_gets_bars(tmp_path: Path) -> None:
     console = Console(file=screen, width=150, force_terminal=True)
     command = pretend(tmp_path / "scratch", lambda recipe, folder: TRAIN_A_WHILE)
     overrides = ["runtime.device=cpu", "length.epochs=40"]
-    studied = Studied(tmp_path / "out", seeds=1, methods=["dcm"], overrides=overrides, command=command, console=console)
-    assert studied.code == 0
+    call = StudyCall(tmp_path / "out", seeds=1, methods=["dcm"], overrides=overrides, command=command, console=console)
+    assert call.code == 0
     assert "0/40 epochs" in screen.getvalue()
     assert "3/40 epochs" in screen.getvalue()
     assert "0/1 runs, time left not known yet" in screen.getvalue()
@@ -123,7 +123,7 @@ def test_a_terminal_gets_bars(tmp_path: Path) -> None:
 
 
 def test_the_last_run_leaves_no_time_to_tell(tmp_path: Path) -> None:
-    """Even where nothing could be learnt of the pace, as of a run whose training was over when it was continued."""
+    """Also if the pace is not known, as with a run that had no epoch left when it was continued."""
     runs = plan_runs(catalogue.get("demo"), [41], [], tmp_path, None).runs
     runs[0].folder.mkdir(parents=True)
     (runs[0].folder / "timing.jsonl").write_text(f'{{"epoch": {runs[0].recipe.length.epochs}, "elapsed_s": 1.0}}\n')

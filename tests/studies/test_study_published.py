@@ -1,4 +1,4 @@
-"""Published results: nothing private, nothing overwritten, tables that follow from them."""
+"""Published results: nothing private, nothing overwritten, and tables that are rebuilt from them."""
 
 import json
 import re
@@ -30,7 +30,9 @@ def test_a_result_is_published_under_its_runs_name(tmp_path: Path) -> None:
     file = published(tmp_path, recipe)
     assert file == tmp_path / "results" / f"{run_name(recipe)}.json"
     assert read_result(file).recipe == recipe
-    assert publish(tmp_path / "runs" / run_name(recipe), tmp_path / "results") == file, "again is no harm"
+    assert publish(tmp_path / "runs" / run_name(recipe), tmp_path / "results") == file, (
+        "publishing again changes nothing"
+    )
 
 
 def test_another_run_of_the_same_recipe_does_not_replace_it(tmp_path: Path) -> None:
@@ -104,7 +106,7 @@ def test_tables_of_published_results(tmp_path: Path) -> None:
 
 
 def test_missing_runs_come_with_the_command_that_makes_them_as_the_others_were(tmp_path: Path) -> None:
-    """Without their changes it would train other runs, which no table would put beside these."""
+    """Without their overrides it would train runs of another setting, which never share a table with these."""
     changes, there = ["length.epochs=100", "runtime.precision=bf16"], {}
     for row in catalogue.get("wrn-16-4-noise").rows:
         if row.key in ("50-wrong/independent", "50-wrong/dml"):
@@ -146,7 +148,7 @@ def test_precisions_are_not_mixed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("epochs", [200, 33])
 def test_a_longer_training_is_the_longer_row(tmp_path: Path, epochs: int) -> None:
-    """2.8 times 33 epochs are 92, which are not exactly as much of 560 as 33 are of 200."""
+    """2.8 times 33 epochs are rounded to 92, and 92/560 is not exactly 33/200."""
     for label in ("independent", "independent, 2.8× as long", "DCM"):
         published(tmp_path, rows("efficiency", f"length.epochs={epochs}")[label])
     rebuild_tables(tmp_path / "results")

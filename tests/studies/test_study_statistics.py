@@ -88,7 +88,7 @@ def test_what_counts_as_decided() -> None:
 
 
 def test_rounding_is_no_spread() -> None:
-    """138 wrong answers fewer of 10,000 with both seeds: in binary, 21.37 − 22.75 is not 20.74 − 22.12."""
+    """138 fewer errors in 10,000 with both seeds: in floating point, 21.37 − 22.75 is not 20.74 − 22.12."""
     difference = paired_difference({1: 21.37, 2: 20.74}, {1: 22.75, 2: 22.12})
     assert difference is not None
     assert difference.low != difference.high

@@ -1,4 +1,4 @@
-"""Tables from made-up results, in every form: what they show, and what they must not claim."""
+"""Tables from made-up results, in every format: what they show, and what they must not claim."""
 
 import csv
 import io
@@ -17,7 +17,7 @@ from codistill.studies.statistics import Summary
 from codistill.studies.study import Study
 from codistill.studies.tables import Table, format_cell
 
-# Two seeds of each method, network a and b, chosen so that every number below is checked in the head.
+# Errors of networks a and b by method and seed, chosen so that the numbers below can be checked by hand.
 ERRORS = {
     "independent": {1: (26.0, 28.0), 2: (28.0, 30.0), 3: (27.0, 29.0)},
     "dml": {1: (25.0, 27.0), 2: (27.5, 29.5), 3: (25.5, 27.5)},
@@ -47,7 +47,7 @@ def results_of(study: Study, tmp_path: Path, *overrides: str, seeds: tuple[int, 
 
 
 def differences(report: StudyTables) -> dict[str, dict[str, Any]]:
-    """The rows of the differences, of the mean of the networks."""
+    """The rows of the table of differences that compare the mean of the networks."""
     rows = report.differences.to_json()["rows"]
     return {row["difference"]: row for row in rows if row["of"].startswith("mean")}
 
@@ -271,7 +271,7 @@ def test_markdown() -> None:
 
 
 def test_options_keep_both_dashes_in_latex() -> None:
-    """TeX makes one long dash of two."""
+    """TeX merges two dashes into one."""
     assert (
         r"`codistill study demo -{}-seeds 2`"
         in Table("t", ("a",), (), ("`codistill study demo --seeds 2`",)).to_latex()

@@ -1,4 +1,4 @@
-"""One call of `codistill study` with children that only pretend to train, and all that it left."""
+"""A call of `codistill study` with children that only pretend to train."""
 
 import io
 from pathlib import Path
@@ -14,8 +14,8 @@ ON_CPU = "runtime.device=cpu"
 PAIR = catalogue.get("demo").groups[0]
 
 
-class Studied:
-    """One call of the command and all it left."""
+class StudyCall:
+    """A call of the command: its exit code, output and run folders."""
 
     def __init__(self, out: Path, name: str = "demo", **options: Any) -> None:
         self.out = out
