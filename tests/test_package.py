@@ -17,9 +17,10 @@ SOURCE = ROOT / "src" / "codistill"
 # Each part with what it may import besides itself and the leaves; arrows point one way.
 LEAVES = {"wording", "randomness", "hardware", "log"}
 OPS = {"ops"}
-NETWORKS, TRANSFER, DATA = {"networks"} | OPS, {"transfer"}, {"data"} | OPS
+NETWORKS, TRANSFER = {"networks"} | OPS, {"transfer"}
 COHORT = {"cohort"} | NETWORKS | TRANSFER
 RECIPES = {"recipes"} | NETWORKS | TRANSFER
+DATA = {"data"} | RECIPES
 RUNS = {"runs"} | RECIPES
 ENGINE = {"engine"} | RUNS | COHORT | DATA
 STUDIES = {"studies"} | ENGINE

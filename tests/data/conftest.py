@@ -24,7 +24,8 @@ def make_cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
     """``make_cifar("cifar100", "python")``: 50 + 20 images, with the official counts turned down to these."""
 
     def make(name: str, kind: str) -> FakeCifar:
-        small = dataclasses.replace(CIFARS[name], train_images=TRAIN_IMAGES, test_images=TEST_IMAGES)
+        numbers = CIFARS[name].numbers._replace(train_images=TRAIN_IMAGES, test_images=TEST_IMAGES)
+        small = dataclasses.replace(CIFARS[name], numbers=numbers)
         monkeypatch.setitem(CIFARS, name, small)
         (version,) = (version for version in small.versions if version.kind == kind)
         random = np.random.default_rng(1)
@@ -33,10 +34,10 @@ def make_cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
             version=version,
             folder=tmp_path / "data",
             train_pixels=random.integers(0, 256, (TRAIN_IMAGES, 3, 32, 32), np.uint8),
-            train_labels=random.integers(0, small.num_classes, TRAIN_IMAGES),
+            train_labels=random.integers(0, small.numbers.classes, TRAIN_IMAGES),
             test_pixels=random.integers(0, 256, (TEST_IMAGES, 3, 32, 32), np.uint8),
-            test_labels=random.integers(0, small.num_classes, TEST_IMAGES),
-            class_names=tuple(f"class_{number}" for number in range(small.num_classes)),
+            test_labels=random.integers(0, small.numbers.classes, TEST_IMAGES),
+            class_names=tuple(f"class_{number}" for number in range(small.numbers.classes)),
         )
         fake.write_files()
         return fake

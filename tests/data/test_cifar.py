@@ -107,7 +107,7 @@ def _too_large(fake: FakeCifar) -> str:
 
 def _label_out_of_range(fake: FakeCifar) -> str:
     fake.test_labels = fake.test_labels.copy()
-    fake.test_labels[3] = fake.cifar.num_classes
+    fake.test_labels[3] = fake.cifar.numbers.classes
     fake.write_file(fake.version.test_file, fake.test_pixels, fake.test_labels)
     return fake.version.test_file
 

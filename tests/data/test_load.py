@@ -15,6 +15,7 @@ from codistill.data.images import ImageData, Images, channel_statistics
 from codistill.data.load import load
 from codistill.data.noise import corrupt
 from codistill.data.subsets import balanced, proportional
+from codistill.recipes.datasets import NUMBERS
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 
@@ -177,3 +178,18 @@ def test_smaller_images_are_means() -> None:
     np.testing.assert_allclose(half.test.pixels.numpy(), means, atol=0.5)
     assert half.image_size == (14, 14)
     assert half.std[0] < whole.std[0], "averaging takes contrast away, and the statistics must know"
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_the_table_of_data_sets_has_the_numbers_of_the_files(name: str) -> None:
+    try:
+        data = load(name)
+    except ValueError as error:
+        pytest.skip(str(error))
+    numbers = NUMBERS[name]
+    assert (data.num_classes, data.channels, data.image_size) == (
+        numbers.classes,
+        numbers.channels,
+        (numbers.side,) * 2,
+    )
+    assert (len(data.train), len(data.test)) == (numbers.train_images, numbers.test_images)

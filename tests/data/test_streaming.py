@@ -14,7 +14,7 @@ from codistill.data import folder as image_folder
 from codistill.data.images import ImageData, Images
 from codistill.data.load import load
 from codistill.data.photos import BATCHES_KEPT, Photos
-from codistill.engine.timetable import Position, Timetable
+from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.engine.trainer import train
 from codistill.recipes.schema import Data, Recipe
 from tiny import tiny_recipe
@@ -81,7 +81,7 @@ def test_a_worker_that_dies_or_hangs_is_replaced_and_nothing_changes(
     assert isinstance(data.train, Photos)
     decoders, struck = data.train.pixels.decoders, {}
 
-    def strike(position: Position, timetable: Timetable) -> None:
+    def strike(position: Position, timetable: TrainingSchedule) -> None:
         """Both, before the first evaluation asks them."""
         for worker in decoders.processes if (position.epoch, position.step) == (0, 3) else ():
             assert worker.process is not None

@@ -14,7 +14,7 @@ from codistill import recipes
 from codistill.cli.app import app
 from codistill.studies import catalogue, paper
 from codistill.studies.catalogue import method_rows
-from codistill.studies.results import run_name
+from codistill.studies.plan import run_name
 from codistill.studies.statistics import Summary
 from codistill.studies.study import Study, StudyRow, network_title, slug
 from codistill.transfer import methods

@@ -8,8 +8,7 @@ import pytest
 from synthetic import made_up_results
 
 from codistill.studies import catalogue, curves
-from codistill.studies.results import Results
-from codistill.studies.study import Study
+from codistill.studies.study import Results, Study
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -9,10 +9,10 @@ import pytest
 from synthetic import fill, made_up_result
 
 from codistill.recipes import Recipe
+from codistill.runs.result import read_result
 from codistill.studies import catalogue
-from codistill.studies.plan import plan_runs
+from codistill.studies.plan import plan_runs, run_name
 from codistill.studies.published import MAX_PUBLISHED_BYTES, publish, rebuild_tables
-from codistill.studies.results import read_result, run_name
 
 
 def published(tmp_path: Path, recipe: Recipe, result: dict[str, Any] | None = None) -> Path:

@@ -10,8 +10,7 @@ from codistill import recipes
 from codistill.recipes import files
 from codistill.recipes.schema import AdamW, Sgd
 from codistill.studies import catalogue
-from codistill.studies.plan import plan_runs, require_data
-from codistill.studies.results import run_name
+from codistill.studies.plan import plan_runs, require_data, run_name
 
 OUT = Path("out")
 

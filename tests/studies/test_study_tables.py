@@ -10,11 +10,11 @@ import pytest
 from synthetic import made_up_results, result_json
 
 from codistill.recipes import Recipe
+from codistill.runs.result import Result, read_result
 from codistill.studies import catalogue
 from codistill.studies.analysis import StudyTables, build_tables
-from codistill.studies.results import Result, Results, read_result
 from codistill.studies.statistics import Summary
-from codistill.studies.study import Study
+from codistill.studies.study import Results, Study
 from codistill.studies.tables import Table, format_cell
 
 # Errors of networks a and b by method and seed, chosen so that the numbers below can be checked by hand.

@@ -19,6 +19,7 @@ def describe(name: str, folder: Path | None, *, download: bool, image_size: int,
     from codistill.data.images import Images
     from codistill.data.listing import kinds
     from codistill.data.load import load
+    from codistill.recipes.datasets import DATASETS
 
     if download:
         fetch(name, folder)
@@ -26,10 +27,10 @@ def describe(name: str, folder: Path | None, *, download: bool, image_size: int,
         data = load(name, folder=folder, image_size=image_size, bad_images="skip")
     else:
         data = load(name, folder=folder)
-    where = {"fashion": "inside the package", "folder": str(folder)}.get(name) or str(data_folder(folder))
+    where = {"package": "inside the package", "folder": str(folder), "archive": str(data_folder(folder))}
     facts = {
         "data_set": name,
-        "where": where,
+        "where": where[DATASETS[name].files],
         "images": {split: len(images) for split, images in data.splits.items()},
         "shape": [data.channels, *data.image_size],
         "streamed": not isinstance(data.train, Images),

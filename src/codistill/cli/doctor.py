@@ -118,18 +118,17 @@ def check_space() -> Iterator[Finding]:
 
 def check_data() -> Iterator[Finding]:
     from codistill.data import embedded
-    from codistill.data.cifar import CIFARS
+    from codistill.data.cifar import found_files
     from codistill.data.fetch import data_folder
+    from codistill.recipes.datasets import DATASETS
 
-    yield Finding("data: fashion", "ok", f"{len(embedded.read().train):,} training images inside the package")
     folder = data_folder()
-    for name, cifar in CIFARS.items():
-        there = [
-            part for version in cifar.versions for part in (version.folder, version.archive) if (folder / part).exists()
-        ]
-        if there:
-            yield Finding(f"data: {name}", "ok", f"{folder / there[0]}")
-        else:
+    for name, row in DATASETS.items():
+        if row.files == "package":
+            yield Finding(f"data: {name}", "ok", f"{len(embedded.read().train):,} training images inside the package")
+        elif row.files == "archive" and (found := found_files(name, folder)):
+            yield Finding(f"data: {name}", "ok", f"{found[0]}")
+        elif row.files == "archive":
             advice = f"type `codistill data {name} --download`, or set CODISTILL_DATA to the folder that holds it"
             yield Finding(f"data: {name}", "warning", f"not in {folder}", advice)
 

@@ -6,15 +6,9 @@ from inspect import getdoc
 from codistill import recipes
 from codistill.cli.output import console, two_columns
 from codistill.networks import names
+from codistill.recipes.datasets import DATASETS
 from codistill.transfer import methods
 from codistill.wording import unknown
-
-DATA = {
-    "fashion": "ships with codistill: 10 kinds of clothes, 28×28 grey, 6,000 training and 2,000 test images",
-    "cifar10": "10 kinds of things, 32×32 colour, 50,000 training and 10,000 test images",
-    "cifar100": "100 kinds of things, 32×32 colour, 50,000 training and 10,000 test images",
-    "folder": "your own images: DIR/train/CLASS/*.png or *.jpg, and the same under DIR/test",
-}
 
 
 def listed_recipes() -> dict[str, str]:
@@ -31,6 +25,10 @@ def _method(name: str) -> str:
     return f"{first_line} Weights: {', '.join(weights)}." if weights else first_line
 
 
+def listed_data() -> dict[str, str]:
+    return {name: row.description for name, row in DATASETS.items()}
+
+
 def listed_studies() -> dict[str, str]:
     from codistill.studies import catalogue
 
@@ -41,7 +39,7 @@ LISTINGS: dict[str, Callable[[], dict[str, str]]] = {
     "recipes": listed_recipes,
     "methods": listed_methods,
     "networks": names.families,
-    "data": lambda: DATA,
+    "data": listed_data,
     "studies": listed_studies,
 }
 

@@ -12,6 +12,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from codistill.runs.result import Result, read_result
 from codistill.studies import catalogue
 from codistill.studies.analysis import StudyTables, build_tables
 from codistill.studies.flops import epoch_flops
@@ -26,9 +27,8 @@ from codistill.studies.plan import (
     require_data,
 )
 from codistill.studies.published import publish_all, rebuild_tables
-from codistill.studies.results import Result, Results, read_result
 from codistill.studies.runner import STOPPED, Command, Failure, Outcome, run_all, train_command
-from codistill.studies.study import Study
+from codistill.studies.study import Results, Study
 from codistill.studies.tables import Table
 
 DONE, FAILED = 0, 1

@@ -14,8 +14,8 @@ import torch
 from codistill.data.archive import check_md5, unpack
 from codistill.data.images import ImageData, Images
 from codistill.data.unpickle import Inert, read_pickle
+from codistill.recipes.datasets import NUMBERS, Numbers
 
-SHAPE = (3, 32, 32)
 PIXELS = 3 * 32 * 32
 NAMES_SIZE_LIMIT = 100_000
 
@@ -39,20 +39,18 @@ class Cifar:
     """One data set: what both versions of it have in common."""
 
     name: str
-    num_classes: int
+    numbers: Numbers
     versions: tuple[Version, ...]
     label_key: str  # in the python version's files
     names_key: str
     label_bytes: int  # before each image of the binary version; the last is the class
     mean: tuple[float, ...]  # of the training set's channels
     std: tuple[float, ...]
-    train_images: int = 50_000
-    test_images: int = 10_000
 
     def size_limits(self, version: Version) -> dict[str, int]:
         """How many bytes each file may have: its rows with room for labels and file names."""
-        train_rows = self.train_images // len(version.train_files)
-        rows = {**dict.fromkeys(version.train_files, train_rows), version.test_file: self.test_images}
+        train_rows = self.numbers.train_images // len(version.train_files)
+        rows = {**dict.fromkeys(version.train_files, train_rows), version.test_file: self.numbers.test_images}
         return {file: count * (PIXELS + 200) + 100_000 for file, count in rows.items()} | {
             version.names_file: NAMES_SIZE_LIMIT
         }
@@ -61,7 +59,7 @@ class Cifar:
 CIFARS = {
     "cifar10": Cifar(
         name="cifar10",
-        num_classes=10,
+        numbers=NUMBERS["cifar10"],
         versions=(
             Version(
                 kind="python",
@@ -92,7 +90,7 @@ CIFARS = {
     ),
     "cifar100": Cifar(
         name="cifar100",
-        num_classes=100,
+        numbers=NUMBERS["cifar100"],
         versions=(
             Version(
                 kind="python",
@@ -131,8 +129,8 @@ def read(name: str, folder: Path) -> ImageData:
     root = folder / version.folder
     return ImageData(
         name=name,
-        train=_read_images(cifar, version, root, version.train_files, cifar.train_images),
-        test=_read_images(cifar, version, root, (version.test_file,), cifar.test_images),
+        train=_read_images(cifar, version, root, version.train_files, cifar.numbers.train_images),
+        test=_read_images(cifar, version, root, (version.test_file,), cifar.numbers.test_images),
         validation=None,
         class_names=_read_names(cifar, version, root / version.names_file),
         mean=cifar.mean,
@@ -159,9 +157,15 @@ def find(cifar: Cifar, folder: Path) -> Version:
     )
 
 
+def found_files(name: str, folder: Path) -> list[Path]:
+    """The folders and archives of this data set that ``folder`` holds; nothing is unpacked."""
+    parts = (part for version in CIFARS[name].versions for part in (version.folder, version.archive))
+    return [folder / part for part in parts if (folder / part).exists()]
+
+
 def _read_images(cifar: Cifar, version: Version, root: Path, files: tuple[str, ...], count: int) -> Images:
     # Allocated once and filled file by file: what is read is let go before the next file is opened.
-    images = Images(torch.empty(count, *SHAPE, dtype=torch.uint8), torch.empty(count, dtype=torch.int64))
+    images = Images(torch.empty(count, 3, 32, 32, dtype=torch.uint8), torch.empty(count, dtype=torch.int64))
     pixels, labels = images.pixels.numpy().reshape(count, PIXELS), images.labels.numpy()
     rows = count // len(files)
     for number, file in enumerate(files):
@@ -184,8 +188,8 @@ def _read_file(
             f"{path}: {pixels.shape[0]} images of {pixels.shape[1]} bytes and {len(labels)} labels; "
             f"the official file has {rows} of {PIXELS}"
         )
-    for label in labels[(labels < 0) | (labels >= cifar.num_classes)]:
-        raise ValueError(f"{path}: label {label} is outside 0 to {cifar.num_classes - 1}")
+    for label in labels[(labels < 0) | (labels >= cifar.numbers.classes)]:
+        raise ValueError(f"{path}: label {label} is outside 0 to {cifar.numbers.classes - 1}")
     return pixels, labels
 
 
@@ -214,8 +218,8 @@ def _read_names(cifar: Cifar, version: Version, path: Path) -> tuple[str, ...]:
     if not path.is_file():
         raise ValueError(f"{path}: missing; unpack the official {version.archive} again")
     names = tuple(_decode(name) for name in _raw_names(cifar, version, path))
-    if len(names) != cifar.num_classes or len(set(names)) != len(names) or not all(names):
-        raise ValueError(f"{path}: {len(set(names))} class names; the official file has {cifar.num_classes}")
+    if len(names) != cifar.numbers.classes or len(set(names)) != len(names) or not all(names):
+        raise ValueError(f"{path}: {len(set(names))} class names; the official file has {cifar.numbers.classes}")
     return names
 
 

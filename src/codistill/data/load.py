@@ -21,9 +21,8 @@ from codistill.data.images import ImageData, Images, ImageSet, channel_statistic
 from codistill.data.noise import corrupt
 from codistill.data.subsets import balanced, proportional
 from codistill.randomness import derive
+from codistill.recipes.datasets import DATASETS
 from codistill.wording import unknown
-
-NAMES = ("fashion", *cifar.CIFARS, "folder")
 
 
 def load(
@@ -48,7 +47,7 @@ def load(
     What comes after ``image_size`` is about folders of images alone: ``folder.How`` explains it.
     """
     for what, given, allowed in (
-        ("data set", name, NAMES),
+        ("data set", name, DATASETS),
         ("way to resize", resize, get_args(Resize)),
         ("policy for bad_images", bad_images, ("stop", "skip")),
     ):

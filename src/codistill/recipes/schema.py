@@ -9,9 +9,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from codistill.networks.names import RESERVED, parse
 from codistill.recipes.consistency import contradictions
+from codistill.recipes.datasets import DATASETS, NUMBERS
 from codistill.recipes.errors import Contradiction, InconsistentError, Path, RecipeError, described, problems
 from codistill.transfer import methods
 from codistill.transfer.graph import Outline, TransferGraph
+from codistill.wording import unknown
 
 
 def _network(name: str) -> str:
@@ -32,16 +34,22 @@ def _method(name: str) -> str:
     return name
 
 
+def _data_set(name: str) -> str:
+    if name not in DATASETS:
+        raise unknown("value", name, DATASETS)
+    return name
+
+
 Share = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
-SIDES = {"fashion": 28, "cifar10": 32, "cifar100": 32}  # pixels; a folder's images have data.image_size
 MAX_NETWORKS = 32  # a graph grows with their square: a stranger's file must not ask for a million edges
 # A member's name becomes a file's name, a module's name and a part of "a/final->b/stage2".
 MemberName = Annotated[str, Field(pattern="^[A-Za-z0-9-][A-Za-z0-9_-]{0,39}$"), AfterValidator(_member)]
 KnownNetwork = Annotated[str, AfterValidator(_network)]
 KnownMethod = Annotated[str, AfterValidator(_method)]
+KnownDataSet = Annotated[str, AfterValidator(_data_set), Field(json_schema_extra={"enum": list(DATASETS)})]
 
 
 class Settings(BaseModel):
@@ -58,7 +66,7 @@ class Heads(Settings):
 
 
 class Data(Settings):
-    name: Literal["fashion", "cifar10", "cifar100", "folder"]
+    name: KnownDataSet
     folder: str | None = Field(None, description="where the data lie; null: $CODISTILL_DATA or the user's cache")
     wrong_labels: Share = Field(0.0, description="share of the training labels replaced by wrong ones")
     validation: Share = Field(0.0, description="share of the training set held out")
@@ -74,7 +82,7 @@ class Data(Settings):
     @property
     def side(self) -> int:
         """How many pixels an image is high and wide when it is read."""
-        return self.image_size or SIDES[self.name]
+        return self.image_size or NUMBERS[self.name].side
 
     @model_validator(mode="after")
     def _is_readable(self) -> Self:
@@ -83,8 +91,9 @@ class Data(Settings):
             key, message = "name", f"{self.name} is in memory as it is; resident and resize are for folder"
         elif self.name == "folder" and self.image_size is None:
             message = "missing; the images of a folder are resized to one size, as in data.image_size=32"
-        elif self.image_size is not None and self.image_size > SIDES.get(self.name, self.image_size):
-            message = f"{self.image_size} is more than the {SIDES[self.name]} pixels of {self.name}; it can only shrink"
+        elif self.image_size is not None and self.name in NUMBERS and self.image_size > NUMBERS[self.name].side:
+            side = NUMBERS[self.name].side
+            message = f"{self.image_size} is more than the {side} pixels of {self.name}; it can only shrink"
         if message:
             raise InconsistentError([Contradiction(("data", key), message, frozenset({"data"}))])
         return self

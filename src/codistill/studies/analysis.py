@@ -9,11 +9,12 @@ from typing import Any
 from codistill.recipes import Recipe, difference
 from codistill.recipes.overrides import WHERE, is_below, key_of
 from codistill.runs.files import to_json, write_atomically
+from codistill.runs.result import Result
 from codistill.studies import curves
 from codistill.studies.flops import share_of_images, training_flops
-from codistill.studies.results import Result, Results, run_name
+from codistill.studies.plan import run_name
 from codistill.studies.statistics import Difference, Interval, paired_difference, summarise
-from codistill.studies.study import Study, StudyRow, slug
+from codistill.studies.study import Results, Study, StudyRow, slug
 from codistill.studies.tables import Cell, Table
 
 # Below this fraction of the paper's length the methods do not differ reliably: they are regularisers.
@@ -194,8 +195,7 @@ def _contrast(ours: StudyRow, theirs: StudyRow, found: Results, scale: float | N
 
 def shared_networks(ours: Recipe, theirs: Recipe) -> list[str]:
     """The networks that both recipes train, by name; a frozen teacher is not trained."""
-    frozen = {*ours.graph.frozen, *theirs.graph.frozen}
-    return [name for name in ours.networks if name in theirs.networks and name not in frozen]
+    return [name for name in ours.graph.learning_networks if name in theirs.graph.learning_networks]
 
 
 def _interval(difference: Difference) -> Interval | None:

@@ -8,8 +8,8 @@ from html import escape
 from itertools import count
 from textwrap import wrap
 
-from codistill.studies.results import Result, Results
-from codistill.studies.study import Study
+from codistill.runs.result import Result
+from codistill.studies.study import Results, Study
 
 # Okabe and Ito's colours, distinguishable by the colour-blind, each with a dash pattern for print.
 STYLES = (

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from codistill.recipes import Recipe
-from codistill.studies.results import Result
+from codistill.recipes.datasets import NUMBERS
+from codistill.runs.result import Result
 
 if TYPE_CHECKING:
     from codistill.engine.runtime import Machine
@@ -26,8 +27,6 @@ class Sizes:
     shape: tuple[int, int, int]
 
 
-# Training images, classes and channels of the data sets that ship or have a fixed size.
-KNOWN_NUMBERS = {"fashion": (6_000, 10, 1), "cifar10": (50_000, 10, 3), "cifar100": (50_000, 100, 3)}
 # On a CPU, a measured step has as many images as fit into this: a second or a few.
 MEASURED_FLOPS = 100_000_000_000
 MEASURED_STEPS = 3
@@ -37,9 +36,12 @@ SLOW_S = 4.0  # a CPU whose first step takes longer is not asked for more
 def sizes(recipe: Recipe) -> Sizes | None:
     """The sizes of a recipe's data, resized and cropped; None for a folder of images that does not exist here."""
     data = recipe.data
-    numbers = KNOWN_NUMBERS.get(data.name) or (_count_images(Path(data.folder).expanduser()) if data.folder else None)
-    if numbers is None:
+    if known := NUMBERS.get(data.name):
+        numbers = known.train_images, known.classes, known.channels
+    elif data.folder is None or (counted := _count_images(Path(data.folder).expanduser())) is None:
         return None
+    else:
+        numbers = counted
     images, classes, channels = numbers
     side = recipe.augment.crop or data.side
     return Sizes(images, classes, (channels, side, side))
@@ -85,9 +87,12 @@ def epoch_flops(recipe: Recipe) -> int:
 
 def image_flops(recipe: Recipe, seen: Sizes) -> int:
     """FLOPs of one image through all networks and heads, forward and backward; frozen networks only forward."""
-    graph = recipe.graph
+    from codistill.networks.cost import training_passes
+
+    exits, learning = recipe.graph.exits, recipe.graph.learning_networks
     return sum(
-        _forward_flops(network, graph.exits[name], recipe.heads.kind, seen.classes, seen.shape) * graph.passes(name)
+        _forward_flops(network, exits[name], recipe.heads.kind, seen.classes, seen.shape)
+        * training_passes(name in learning)
         for name, network in recipe.networks.items()
     )
 
@@ -98,7 +103,7 @@ def _forward_flops(network: str, exits: tuple[str, ...], heads: str, classes: in
     import torch
 
     from codistill.cohort import Cohort
-    from codistill.networks.counting import cost
+    from codistill.networks.cost import cost
 
     with torch.device("meta"):
         cohort = Cohort({"a": network}, classes, in_channels=shape[0], heads=heads, exits=exits)

@@ -1,11 +1,12 @@
 """The runs that a study needs, how many train at once, and what they cost, before anything is trained."""
 
+import hashlib
 import json
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from codistill.hardware import cores
 from codistill.recipes import Recipe, difference, files
@@ -13,9 +14,9 @@ from codistill.recipes.overrides import WHERE_AND_HOW, is_below, key_of
 from codistill.runs.environment import describe
 from codistill.runs.files import open_regular, refuse_unless
 from codistill.runs.folder import RunFolder
+from codistill.runs.result import Result, device_name, read_result
 from codistill.studies.flops import finished_flops_per_s, measured_flops_per_s, sizes, training_flops
-from codistill.studies.results import Result, device_name, read_result, run_name, start_names
-from codistill.studies.study import Study, StudyRow
+from codistill.studies.study import Study, StudyRow, slug
 from codistill.studies.tables import Cell, Table
 
 
@@ -114,6 +115,36 @@ def _plan_run(row: StudyRow, seed: int, overrides: Sequence[str], out: Path, thr
         recipe = recipe.replace(runtime={**recipe.runtime.model_dump(), "threads": threads})
     needs = tuple(run for run, _ in teachers.values())
     return PlannedRun(f"{row.group}, {row.label}, seed {seed}", recipe, out / "runs" / run_name(recipe), needs)
+
+
+def run_name(recipe: Recipe) -> str:
+    """The name of a run's folder, as in ``cifar100-wrn-28-4-twins-dcm-seed1-0a1b2c3d4e``: readable and unique."""
+    networks = list(recipe.networks.values())
+    is_twins = len(networks) == 2 and networks[0] == networks[1]
+    cohort = f"{networks[0]}-twins" if is_twins else "-".join(networks)
+    return f"{slug(f'{recipe.data.name}-{cohort}-{recipe.method}')[:80]}-seed{recipe.seed}-{_digest(recipe)}"
+
+
+def _digest(recipe: Recipe) -> str:
+    """Hash of the recipe without its name, checkpoint settings, threads and the paths of known data sets.
+
+    Defaults are left out, so that runs keep their names when a later version adds a key.
+    """
+    values = recipe.model_dump(mode="json", exclude_defaults=True, exclude={"name", "checkpoints"})
+    for section in ("optimizer", "schedule"):
+        values[section]["kind"] = getattr(recipe, section).kind  # a default of its class, but it tells classes apart
+    values.get("runtime", {}).pop("threads", None)
+    if recipe.data.name != "folder":
+        values["data"].pop("folder", None)
+    if recipe.start:
+        values["start"] = start_names(recipe.start)
+    written = json.dumps({key: value for key, value in values.items() if value != {}}, sort_keys=True)
+    return hashlib.sha256(written.encode()).hexdigest()[:10]
+
+
+def start_names(start: Mapping[str, str]) -> dict[str, str]:
+    """Shorten paths of weights to ``RUN/weights/a.safetensors``: the run's name identifies them on any machine."""
+    return {name: "/".join(PurePath(file).parts[-3:]) for name, file in start.items()}
 
 
 def _check_folder(run: PlannedRun) -> None:

@@ -9,11 +9,12 @@ from typing import Any
 from codistill.recipes import Recipe
 from codistill.recipes.overrides import as_change, is_below, key_of
 from codistill.runs.files import read_json, to_json, write_atomically
-from codistill.runs.folder import MAX_BYTES, RunFolder, read_result_file
+from codistill.runs.folder import MAX_BYTES, RunFolder
+from codistill.runs.result import Result, read_result, read_result_content
 from codistill.studies import catalogue
 from codistill.studies.analysis import build_tables, deviations, training_differences
-from codistill.studies.results import Result, Results, read_result, run_name, start_names
-from codistill.studies.study import Study, StudyRow, slug
+from codistill.studies.plan import run_name, start_names
+from codistill.studies.study import Results, Study, StudyRow, slug
 
 MAX_PUBLISHED_BYTES = 300_000
 # Published runs may differ from a study's row in these and still belong to it; each difference is printed.
@@ -42,7 +43,7 @@ def publish(run_folder: Path, results: Path) -> Path:
     if not source.exists():
         raise ValueError(f"{run_folder} has no {source.name}, so it is not finished; continue it, then publish it")
     name = run_name(read_result(source).recipe)
-    content = _without_paths(read_result_file(source))
+    content = _without_paths(read_result_content(source))
     written = _text(content)
     if len(written) > MAX_PUBLISHED_BYTES:
         written = _text(_slim(content))

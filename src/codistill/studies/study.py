@@ -7,11 +7,15 @@ from dataclasses import dataclass, field, replace
 from codistill.networks.names import parse
 from codistill.recipes import Recipe, apply, difference
 from codistill.recipes.overrides import key_of
+from codistill.runs.result import Result
 from codistill.studies.statistics import Summary
 from codistill.wording import unknown
 
 PaperNumbers = Mapping[tuple[str, str], Summary]
 """By network and metric, as in ``{("a", "top1_error"): Summary(5, 18.72, 0.24)}``."""
+
+Results = Mapping[str, Mapping[int, Result]]
+"""A study's results by row key and seed."""
 
 MAX_SEEDS = 1_000  # more than anyone can afford to train, and still planned in a moment
 
