@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from codistill.report.overview import read_overview
     from codistill.report.page import build_report
     from codistill.studies.network_costs import count_costs
-    from codistill.trackers.following import Followers
+    from codistill.trackers.sink import TrackerSink
     from codistill.transfer import methods
     from codistill.transfer.graph import Outline, Transfer, TransferGraph
     from codistill.transfer.objective import Objective
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Cohort",
-    "Followers",
     "Objective",
     "Outline",
     "Recipe",
+    "TrackerSink",
     "Transfer",
     "TransferGraph",
     "__version__",
@@ -49,7 +49,7 @@ __all__ = [
 
 _MODULES = {
     "Cohort": "codistill.cohort",
-    "Followers": "codistill.trackers.following",
+    "TrackerSink": "codistill.trackers.sink",
     "Objective": "codistill.transfer.objective",
     "Outline": "codistill.transfer.graph",
     "Recipe": "codistill.recipes.schema",

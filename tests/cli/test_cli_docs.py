@@ -33,7 +33,7 @@ def test_documented_commands_are_understood(line: str) -> None:
         resolve(given["source"], given["changes"])
     if name == "study":
         study = catalogue.get(given["name"])
-        study.only(given["methods"] and given["methods"].split(","), given["rows"] and given["rows"].split(","))
+        study.select(given["methods"] and given["methods"].split(","), given["rows"] and given["rows"].split(","))
         study.check_overrides(given["changes"])
     if name == "list":
         assert given["what"] is None or given["what"] in LISTINGS

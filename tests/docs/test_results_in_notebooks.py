@@ -3,7 +3,7 @@
 from markup import Markup
 
 from codistill.studies import catalogue
-from codistill.studies.report import Report, build
+from codistill.studies.analysis import StudyTables, build_tables
 from codistill.studies.statistics import Summary
 from codistill.studies.tables import Table
 
@@ -32,9 +32,9 @@ def test_a_table_without_notes_has_no_list() -> None:
 
 
 def test_a_report_shows_its_errors_and_its_differences() -> None:
-    made = build(catalogue.get("demo"), {}, [41, 42])
+    made = build_tables(catalogue.get("demo"), {}, [41, 42])
     shown = Markup.of(made._repr_html_())
     assert shown.tags.count("caption") == 2
     assert shown.texts[0] == made.errors.title
-    without = Report(made.study, made.errors, Table("none", ("difference",), ()), ())
+    without = StudyTables(made.study, made.errors, Table("none", ("difference",), ()), ())
     assert Markup.of(without._repr_html_()).tags.count("caption") == 1

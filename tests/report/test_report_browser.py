@@ -233,7 +233,7 @@ def test_a_large_study_is_a_small_file(tab: Tab, tmp_path: Path) -> None:
     study = catalogue.get("efficiency")
     for row in study.rows:
         for seed in range(1, 6):
-            made_up_run(tmp_path / "runs" / f"{row.label}-{seed}".replace("/", "-"), row.resolved().replace(seed=seed))
+            made_up_run(tmp_path / "runs" / f"{row.label}-{seed}".replace("/", "-"), row.resolve().replace(seed=seed))
     file = tmp_path / "report.html"
     written = page.report_page(look(tmp_path), patience_s=0)
     written.write(file)

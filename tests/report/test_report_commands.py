@@ -153,7 +153,7 @@ def test_the_shell_completes_commands_and_names(typed: str, expected: list[str])
 def test_looking_at_journals_needs_no_torch(tmp_path: Path, name: str) -> None:
     """A page that follows a training must not cost a second copy of torch, not even where a study counts operations."""
     for place, row in enumerate(catalogue.get(name).rows[:2]):
-        made_up_run(tmp_path / str(place), row.resolved().replace(seed=catalogue.get(name).first_seed))
+        made_up_run(tmp_path / str(place), row.resolve().replace(seed=catalogue.get(name).first_seed))
     code = (
         "import sys; from pathlib import Path; from codistill.report.server import RunWatcher;"
         f"RunWatcher([Path({str(tmp_path)!r})]).page(); print('torch' in sys.modules)"

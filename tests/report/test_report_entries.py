@@ -137,10 +137,10 @@ def test_every_study_of_the_catalogue_is_recognised_from_its_rows() -> None:
     """Where two studies have the same rows, either tells the same of them."""
     assert len(catalogue.NAMES) >= 15
     for name in catalogue.NAMES:
-        recipes_of = [row.resolved() for row in catalogue.get(name).rows]
+        recipes_of = [row.resolve() for row in catalogue.get(name).rows]
         found = known_study(recipes_of)
         assert found is not None, name
-        assert [row.resolved() for row in found.rows] == recipes_of
+        assert [row.resolve() for row in found.rows] == recipes_of
 
 
 def test_networks_of_other_libraries_are_named_as_they_are(tmp_path: Path) -> None:

@@ -1,15 +1,16 @@
-"""What tests of the command itself do without."""
+"""A fixture for tests of the command, without waiting, data and measurements."""
 
 import pytest
 from synthetic import ENVIRONMENT
 
-from codistill.studies import command, planning, runner
+from codistill.cli import study
+from codistill.studies import plan, runner
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look often, ask for no data, and take this machine for that of the made-up results, of a GFLOP/s, unmeasured."""
+    """Poll often, require no data, and pretend to be the machine of the made-up results, at 1 GFLOP/s."""
     monkeypatch.setattr(runner, "POLL_S", 0.01)
-    monkeypatch.setattr(command, "require_data", lambda runs: None)
-    monkeypatch.setattr(planning, "describe", lambda: ENVIRONMENT)
-    monkeypatch.setattr(planning, "measured_flops_per_s", lambda recipe, seen: 1e9)
+    monkeypatch.setattr(study, "require_data", lambda runs: None)
+    monkeypatch.setattr(plan, "describe", lambda: ENVIRONMENT)
+    monkeypatch.setattr(plan, "measured_flops_per_s", lambda recipe, seen: 1e9)

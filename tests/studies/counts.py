@@ -1,6 +1,6 @@
-"""What the studies hold, counted by hand."""
+"""The numbers of rows in the studies, counted by hand."""
 
-# Rows of each table of the paper, counted there: pairs × methods, placements, kinds, edges, networks × methods.
+# Rows of each table, counted in the paper: pairs × methods, placements, kinds, edges, networks × methods.
 ROWS = {
     "demo": 3,
     "table1": 7 * 3,

@@ -1,4 +1,4 @@
-"""Results as a training would write them, made up, and children that only pretend to train."""
+"""Made-up results in the format of a training, and children that only pretend to train."""
 
 import json
 import sys
@@ -49,7 +49,7 @@ def result_json(recipe: Recipe, errors: Mapping[str, float], **changes: Any) -> 
 
 
 def made_up_error(recipe: Recipe, network: str) -> float:
-    """Something that differs by method, network and seed."""
+    """An error that differs by method, network and seed."""
     return 20 + len(recipe.method) + 0.1 * ord(network[0]) + 0.02 * recipe.seed**2
 
 
@@ -84,7 +84,7 @@ sys.exit(75)
 
 
 def pretend(scratch: Path, script: Callable[[Recipe, Path], str] | None = None) -> Command:
-    """A command that trains nothing: it runs the Python text that ``script`` gives for a run, otherwise ``FINISH``."""
+    """A command that trains nothing: it runs the Python code that ``script`` returns for a run, or else ``FINISH``."""
     scratch.mkdir(exist_ok=True)
 
     def command(recipe_file: Path, folder: Path) -> Sequence[str]:
@@ -105,6 +105,6 @@ def made_up_results(study: Study, seeds: Sequence[int], folder: Path) -> dict[st
     for row in study.rows:
         for seed in seeds:
             path = folder / f"{row.key.replace('/', '-')}-{seed}.json"
-            path.write_text(json.dumps(made_up_result(row.resolved().replace(seed=seed))))
+            path.write_text(json.dumps(made_up_result(row.resolve().replace(seed=seed))))
             results.setdefault(row.key, {})[seed] = read_result(path)
     return results

@@ -13,8 +13,8 @@ from PIL import Image
 from rich.console import Console
 from warm import warm_trainings
 
+from codistill.cli.study import run_study
 from codistill.studies import catalogue
-from codistill.studies.command import run_study
 from codistill.studies.runner import Command
 from codistill.studies.study import slug
 
@@ -51,7 +51,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Two classes of ten images each, to train and to test on: what stands for ImageNet."""
+    """Two classes of ten images each, for training and for testing, in place of ImageNet."""
     noise = np.random.default_rng(0)
     for split in ("train", "test"):
         for name in ("cat", "dog"):
@@ -101,7 +101,7 @@ def test_a_study_runs_to_its_tables_and_curves(name: str, command: Command, phot
     for file, rows in {"csv": len(study.rows), "differences.csv": len(content["differences"]["rows"])}.items():
         assert len(list(csv.reader(io.StringIO((out / f"{name}.{file}").read_text())))) == 1 + rows
 
-    epochs = sum(round(2 * row.longer) for row in study.rows)
+    epochs = sum(round(2 * row.length_factor) for row in study.rows)
     assert len((out / f"{name}.curves.csv").read_text().splitlines()) == 1 + epochs
     pictures = {path.name for path in out.glob("*.svg")}
     several = {f"{name}.{slug(group)}.curves.svg" for group in study.groups}

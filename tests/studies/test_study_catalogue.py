@@ -14,10 +14,10 @@ from codistill import recipes
 from codistill.cli.app import app
 from codistill.networks.families import title
 from codistill.studies import catalogue, paper
-from codistill.studies.rows import method_rows
-from codistill.studies.runs import run_name
+from codistill.studies.catalogue import method_rows
+from codistill.studies.plan import run_name
 from codistill.studies.statistics import Summary
-from codistill.studies.study import Row, Study, slug
+from codistill.studies.study import Study, StudyRow, slug
 from codistill.transfer import methods
 
 
@@ -64,13 +64,13 @@ def test_numbers_are_read_as_the_paper_prints_them() -> None:
 )
 def test_one_group_of_several_is_named_in_the_title(rows: list[str] | None, title: str) -> None:
     study = catalogue.get("table7")
-    assert study.only(rows=rows).title == study.title + title
+    assert study.select(rows=rows).title == study.title + title
     demo = catalogue.get("demo")
-    assert demo.only(methods=["dcm"]).title == demo.title  # of one group
+    assert demo.select(methods=["dcm"]).title == demo.title  # of one group
 
 
 def test_some_rows_by_hand() -> None:
-    def row(name: str, key: str) -> Row:
+    def row(name: str, key: str) -> StudyRow:
         (found,) = [row for row in catalogue.get(name).rows if row.key == key]
         return found
 
@@ -98,10 +98,10 @@ def test_independent_training_of_an_efficiency_study_has_the_compute_of_dcm(
     name: str, epochs: int, with_heads: float, without: float
 ) -> None:
     study = catalogue.get(name)
-    (longer,) = [row for row in study.rows if row.longer != 1]
-    assert longer.resolved().length.epochs == epochs
-    assert longer.resolved(["length.epochs=100"]).length.epochs == epochs / 2
-    assert longer.longer == pytest.approx(with_heads / without, abs=0.01)
+    (longer,) = [row for row in study.rows if row.length_factor != 1]
+    assert longer.resolve().length.epochs == epochs
+    assert longer.resolve(["length.epochs=100"]).length.epochs == epochs / 2
+    assert longer.length_factor == pytest.approx(with_heads / without, abs=0.01)
 
 
 def test_mixup_is_the_only_difference_of_its_row() -> None:
@@ -114,7 +114,7 @@ def test_mixup_is_the_only_difference_of_its_row() -> None:
 
 def test_tables_share_runs_by_recipe() -> None:
     def names(study: str) -> set[str]:
-        return {run_name(row.resolved().replace(seed=1)) for row in catalogue.get(study).rows}
+        return {run_name(row.resolve().replace(seed=1)) for row in catalogue.get(study).rows}
 
     assert names("curves") <= names("table1")
     assert len(names("table1") & names("table5")) == 3  # independent, DML and DCM on DenseNet-40-12 twins
@@ -141,11 +141,11 @@ def test_unknown_names_are_refused_with_what_is_allowed() -> None:
     with pytest.raises(
         ValueError, match=r"unknown method in study table1 'dmc'; did you mean 'dml'.*Allowed: independent"
     ):
-        study.only(methods=["dcm", "dmc"])
+        study.select(methods=["dcm", "dmc"])
     with pytest.raises(ValueError, match=r"unknown row of study table1 'wrn-28-10-sam'; did you mean"):
-        study.only(rows=["wrn-28-10-sam"])
-    with pytest.raises(ValueError, match="no row is of both"):
-        catalogue.get("table6").only(methods=["ds"], rows=["resnet-164/dcm"])
+        study.select(rows=["wrn-28-10-sam"])
+    with pytest.raises(ValueError, match="--methods and --rows"):
+        catalogue.get("table6").select(methods=["ds"], rows=["resnet-164/dcm"])
     with pytest.raises(ValueError, match="unknown row of study s 'DCN'"):
         Study("s", "s", study.rows[:3], contrasts=(("DCN", "DML"),))
     with pytest.raises(ValueError, match="same key"):
@@ -153,7 +153,9 @@ def test_unknown_names_are_refused_with_what_is_allowed() -> None:
 
 
 def test_a_part_of_a_study() -> None:
-    study = catalogue.get("table1").only(methods=["independent", "dcm"], rows=["wrn-28-10-same", "resnet-164-same/dcm"])
+    study = catalogue.get("table1").select(
+        methods=["independent", "dcm"], rows=["wrn-28-10-same", "resnet-164-same/dcm"]
+    )
     assert [row.key for row in study.rows] == [
         "resnet-164-same/dcm",
         "wrn-28-10-same/independent",
@@ -193,7 +195,7 @@ def test_a_network_is_replaced_in_every_row_that_has_it() -> None:
     changes = ["wrn-28-10=wrn-16-2", "length.epochs=3"]
     study.check_overrides(changes)
     before = [tuple(row.recipe.networks.values()) for row in study.rows]
-    after = [tuple(row.resolved(changes).networks.values()) for row in study.rows]
+    after = [tuple(row.resolve(changes).networks.values()) for row in study.rows]
     assert after == [tuple("wrn-16-2" if name == "wrn-28-10" else name for name in pair) for pair in before]
     assert sum(pair.count("wrn-16-2") for pair in after) == (2 + 1 + 1 + 1) * 3  # not WRN-28-10(+), another network
 
@@ -210,13 +212,13 @@ def test_a_network_is_replaced_in_every_row_that_has_it() -> None:
 )
 def test_a_replacement_that_makes_no_sense_is_refused(changes: list[str], message: str) -> None:
     with pytest.raises(recipes.RecipeError, match=message):
-        catalogue.get("curves").rows[0].resolved(changes)
+        catalogue.get("curves").rows[0].resolve(changes)
 
 
 def test_seeds_begin_where_none_was_looked_at() -> None:
     assert list(catalogue.get("table1").seed_range()) == [1, 2, 3, 4, 5]
     assert list(catalogue.get("table1").seed_range(2)) == [1, 2]
-    # The setting was chosen on 101 … 103, another given up on 1 … 3, and 4 … 33 tell how often its order holds.
+    # The setting was chosen on seeds 101 … 103, another rejected on 1 … 3; 4 … 33 show how often its order holds.
     looked_at = {*range(1, 34), *range(101, 104)}
     assert list(catalogue.get("demo").seed_range()) == [41, 42, 43]
     assert not looked_at & set(catalogue.get("demo").seed_range(50))
@@ -225,12 +227,12 @@ def test_seeds_begin_where_none_was_looked_at() -> None:
 def test_a_contradiction_among_overrides_is_the_recipes_to_refuse() -> None:
     row = catalogue.get("demo").rows[0]
     with pytest.raises(recipes.RecipeError, match="given twice"):
-        row.resolved(["batch_size=3", "batch_size=4"])
+        row.resolve(["batch_size=3", "batch_size=4"])
 
 
 def test_no_torch_is_imported() -> None:
     code = (
-        "import sys; from codistill.studies import catalogue, command; "
+        "import sys; from codistill.cli import study; from codistill.studies import catalogue; "
         "[catalogue.get(name) for name in catalogue.NAMES]; assert 'torch' not in sys.modules"
     )
     assert run([sys.executable, "-c", code], check=False).returncode == 0
@@ -238,11 +240,11 @@ def test_no_torch_is_imported() -> None:
 
 def test_the_documentation_lists_every_study_and_its_commands_are_understood() -> None:
     text = (Path(__file__).parents[2] / "docs" / "reproduce.md").read_text(encoding="utf-8")
-    assert catalogue.table() in text
+    assert catalogue.to_markdown() in text
     commands = re.findall(r"^codistill study .*$", text, re.MULTILINE)
     assert len(commands) == 9
     study_command = vars(get_command(app))["commands"]["study"]
     for line in commands:
         given = study_command.make_context("study", shlex.split(line)[2:]).params
-        study = catalogue.get(given["name"]).only(given["methods"] and given["methods"].split(","))
+        study = catalogue.get(given["name"]).select(given["methods"] and given["methods"].split(","))
         study.check_overrides(given["changes"])

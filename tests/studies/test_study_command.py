@@ -1,4 +1,4 @@
-"""`codistill study` with children that pretend: skipping, continuing, failing, running side by side."""
+"""`codistill study` with children that only pretend to train: skipping, continuing, failing, running in parallel."""
 
 import io
 import json
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from studied import ON_CPU, PAIR, Studied
+from study_call import ON_CPU, PAIR, StudyCall
 from synthetic import FINISH, STOP, made_up_result, pretend
 
 from codistill.recipes import Recipe, parse
@@ -18,21 +18,21 @@ FAIL = "import sys; print('the disk is on fire'); sys.exit(3)"
 
 
 def test_a_study_from_start_to_table(tmp_path: Path) -> None:
-    studied = Studied(tmp_path / "out")
-    assert studied.code == 0
-    assert len(studied.runs) == 6
+    call = StudyCall(tmp_path / "out")
+    assert call.code == 0
+    assert len(call.runs) == 6
     for suffix in ("md", "csv", "differences.csv", "tex", "json", "curves.csv", "curves.svg"):
-        file = studied.out / f"demo.{suffix}"
+        file = call.out / f"demo.{suffix}"
         assert file.read_text()
-        assert str(file) in studied.printed
-    assert "DCM − DML" in studied.printed
+        assert str(file) in call.printed
+    assert "DCM − DML" in call.printed
     # made_up_error: 20 + 3 + 9.7 + 0.02 · seed², seeds 41 and 42: mean 67.15, sample std 1.66 / √2.
-    assert "| DCM | 2 | 67.15(1.17) | 67.25(1.17) |" in (studied.out / "demo.md").read_text()
-    assert len(json.loads((studied.out / "demo.json").read_text())["runs"]) == 6
+    assert "| DCM | 2 | 67.15(1.17) | 67.25(1.17) |" in (call.out / "demo.md").read_text()
+    assert len(json.loads((call.out / "demo.json").read_text())["runs"]) == 6
 
 
 def test_what_is_finished_is_skipped_and_never_written_again(tmp_path: Path) -> None:
-    first = Studied(tmp_path / "out", seeds=1)
+    first = StudyCall(tmp_path / "out", seeds=1)
     before = {file: (file.stat().st_mtime_ns, file.read_bytes()) for run in first.runs for file in run.iterdir()}
     started: list[Path] = []
 
@@ -40,7 +40,7 @@ def test_what_is_finished_is_skipped_and_never_written_again(tmp_path: Path) -> 
         started.append(folder)
         return FINISH
 
-    again = Studied(tmp_path / "out", seeds=2, command=pretend(tmp_path / "scratch", script))
+    again = StudyCall(tmp_path / "out", seeds=2, command=pretend(tmp_path / "scratch", script))
     assert again.code == 0
     assert "6 runs, 3 finished before" in again.printed
     assert len(started) == 3
@@ -49,15 +49,15 @@ def test_what_is_finished_is_skipped_and_never_written_again(tmp_path: Path) -> 
 
 
 def test_tables_share_runs(tmp_path: Path) -> None:
-    Studied(tmp_path / "out", "wrn-28-4-twins", seeds=1)
-    edges = Studied(tmp_path / "out", "wrn-28-4-edges", seeds=1)
+    StudyCall(tmp_path / "out", "wrn-28-4-twins", seeds=1)
+    edges = StudyCall(tmp_path / "out", "wrn-28-4-edges", seeds=1)
     assert "6 runs, 3 finished before" in edges.printed
     assert (tmp_path / "out" / "wrn-28-4-twins.md").exists()
     assert (tmp_path / "out" / "wrn-28-4-edges.md").exists()
 
 
 def test_a_begun_run_is_continued_by_its_own_recipe(tmp_path: Path) -> None:
-    first = Studied(tmp_path / "out", seeds=1, command=pretend(tmp_path / "scratch", lambda recipe, folder: STOP))
+    first = StudyCall(tmp_path / "out", seeds=1, command=pretend(tmp_path / "scratch", lambda recipe, folder: STOP))
     assert first.code == 75
     assert "3 of 3 runs are not finished. To continue them:" in first.printed
     assert f"codistill study demo {ON_CPU} --seeds 1 --jobs 2 --out {first.out}" in first.printed
@@ -69,7 +69,7 @@ def test_a_begun_run_is_continued_by_its_own_recipe(tmp_path: Path) -> None:
         assert recipe.runtime.threads == parse.load(folder / "recipe.yaml").runtime.threads
         return FINISH
 
-    second = Studied(tmp_path / "out", seeds=1, jobs=1, command=pretend(tmp_path / "scratch", script))
+    second = StudyCall(tmp_path / "out", seeds=1, jobs=1, command=pretend(tmp_path / "scratch", script))
     assert second.code == 0
     assert sorted(given) == first.runs
     assert f"continued: {PAIR}, DCM, seed 41" in second.printed
@@ -79,21 +79,21 @@ def test_a_failed_run_is_named_with_its_last_words_and_the_others_go_on(tmp_path
     def script(recipe: Recipe, folder: Path) -> str:
         return FAIL if recipe.method == "dml" and recipe.seed == 41 else FINISH
 
-    studied = Studied(tmp_path / "out", command=pretend(tmp_path / "scratch", script))
-    assert studied.code == 1
-    assert len(studied.runs) == 5
-    assert f"Failed: {PAIR}, DML, seed 41: ended with exit code 3 and no result" in studied.printed
-    assert "| the disk is on fire" in studied.printed
-    assert "To try it by itself: codistill train" in studied.printed
-    assert "1 of 6 runs are not finished. To continue them:" in studied.printed
-    assert "| DML | 1 |" in (studied.out / "demo.md").read_text()
-    (recipe_file,) = (studied.out / "recipes").glob("*dml-seed41*")
+    call = StudyCall(tmp_path / "out", command=pretend(tmp_path / "scratch", script))
+    assert call.code == 1
+    assert len(call.runs) == 5
+    assert f"Failed: {PAIR}, DML, seed 41: ended with exit code 3 and no result" in call.printed
+    assert "| the disk is on fire" in call.printed
+    assert "To try it by itself: codistill train" in call.printed
+    assert "1 of 6 runs are not finished. To continue them:" in call.printed
+    assert "| DML | 1 |" in (call.out / "demo.md").read_text()
+    (recipe_file,) = (call.out / "recipes").glob("*dml-seed41*")
     assert parse.load(recipe_file).method == "dml"
 
 
 @pytest.mark.parametrize("finishes", [True, False])
 def test_a_run_that_another_study_is_writing(tmp_path: Path, finishes: bool) -> None:
-    """It is refused here, and it has not failed if the other brings it to its end; what the other says is kept."""
+    """The run is refused here, and counts as failed unless the other study finishes it; its log is kept."""
     folders: dict[str, Path] = {}
 
     def script(recipe: Recipe, folder: Path) -> str:
@@ -102,7 +102,7 @@ def test_a_run_that_another_study_is_writing(tmp_path: Path, finishes: bool) -> 
             return "import sys; print('another process is writing this run'); sys.exit(2)"
         if recipe.method == "independent":
             return FINISH
-        # By the time that DCM is trained, the other study's DML has gone on.
+        # While DCM trains here, the other study continues DML.
         dml = folders["dml"]
         goes_on = f"open({str(tmp_path / 'out' / 'logs' / dml.name)!r} + '.log', 'a').write('going on')"
         if not finishes:
@@ -111,45 +111,45 @@ def test_a_run_that_another_study_is_writing(tmp_path: Path, finishes: bool) -> 
         folder_copied, result_copied = [f"({str(source)!r}, {str(target)!r})" for source, target in copies.items()]
         return f"{goes_on}\n{FINISH}\nshutil.copytree{folder_copied}; shutil.copy{result_copied}"
 
-    studied = Studied(tmp_path / "out", seeds=1, jobs=1, command=pretend(tmp_path / "scratch", script))
-    assert studied.code == (0 if finishes else 1)
-    assert ("Failed" in studied.printed) is not finishes
-    assert ("| another process is writing this run" in studied.printed) is not finishes
-    assert "| going on" not in studied.printed
+    call = StudyCall(tmp_path / "out", seeds=1, jobs=1, command=pretend(tmp_path / "scratch", script))
+    assert call.code == (0 if finishes else 1)
+    assert ("Failed" in call.printed) is not finishes
+    assert ("| another process is writing this run" in call.printed) is not finishes
+    assert "| going on" not in call.printed
 
 
 def test_a_log_keeps_what_was_said_before_the_run_was_continued(tmp_path: Path) -> None:
     stop = pretend(tmp_path / "scratch", lambda recipe, folder: f"print('the first part')\n{STOP}")
-    Studied(tmp_path / "out", seeds=1, methods=["dml"], command=stop)
+    StudyCall(tmp_path / "out", seeds=1, methods=["dml"], command=stop)
     fail = pretend(tmp_path / "scratch", lambda recipe, folder: FAIL)
-    studied = Studied(tmp_path / "out", seeds=1, methods=["dml"], command=fail)
-    (log,) = (studied.out / "logs").iterdir()
+    call = StudyCall(tmp_path / "out", seeds=1, methods=["dml"], command=fail)
+    (log,) = (call.out / "logs").iterdir()
     assert log.read_text() == "the first part\nthe disk is on fire\n"
-    assert "| the disk is on fire" in studied.printed
-    assert "| the first part" not in studied.printed, "last words are of the last part"
+    assert "| the disk is on fire" in call.printed
+    assert "| the first part" not in call.printed, "last words are of the last part"
 
 
 def test_a_failed_run_that_cannot_go_on_can_be_begun_anew(tmp_path: Path) -> None:
     script = f"import sys\ntry:\n  exec({STOP!r})\nexcept SystemExit: sys.exit('no checkpoint is intact')"
-    studied = Studied(tmp_path / "out", seeds=1, command=pretend(tmp_path / "scratch", lambda recipe, folder: script))
-    for run in studied.runs:
-        assert f"If it cannot go on: move {run} away" in studied.printed
+    call = StudyCall(tmp_path / "out", seeds=1, command=pretend(tmp_path / "scratch", lambda recipe, folder: script))
+    for run in call.runs:
+        assert f"If it cannot continue: move {run} away" in call.printed
 
 
 def test_missing_runs_come_with_the_command_as_it_was_typed(tmp_path: Path) -> None:
     options: dict[str, Any] = {"jobs": None, "best_epoch": True, "publish_to": tmp_path / "results", "seeds": 1}
     command = pretend(tmp_path / "scratch", lambda recipe, folder: FAIL if recipe.method == "dml" else FINISH)
-    studied = Studied(tmp_path / "out", overrides=[ON_CPU, "length.epochs=7"], command=command, **options)
-    typed = f"--seeds 1 --publish {tmp_path / 'results'} --out {studied.out} --best-epoch"
+    call = StudyCall(tmp_path / "out", overrides=[ON_CPU, "length.epochs=7"], command=command, **options)
+    typed = f"--seeds 1 --publish {tmp_path / 'results'} --out {call.out} --best-epoch"
     again = f"codistill study demo {ON_CPU} length.epochs=7 {typed}"
-    assert f"Missing runs: DML (seed 41). `{again}` makes them." in (studied.out / "demo.md").read_text()
+    assert f"Missing runs: DML (seed 41). `{again}` makes them." in (call.out / "demo.md").read_text()
 
 
 def test_what_to_type_is_one_line_on_a_narrow_terminal(tmp_path: Path) -> None:
-    """A terminal wraps long lines itself; a line that we broke would be pasted as two commands."""
+    """The terminal wraps long lines itself; a line broken by us would be pasted as two commands."""
     printed = io.StringIO()
     command = pretend(tmp_path / "scratch", lambda recipe, folder: FAIL)
-    Studied(tmp_path / "out", seeds=1, command=command, console=Console(file=printed, width=80))
+    StudyCall(tmp_path / "out", seeds=1, command=command, console=Console(file=printed, width=80))
     lines = printed.getvalue().splitlines()
     again = f"codistill study demo {ON_CPU} --seeds 1 --jobs 2 --out {tmp_path / 'out'}"
     assert lines[-1] == f"  {again}"
@@ -162,41 +162,41 @@ def test_what_to_type_is_one_line_on_a_narrow_terminal(tmp_path: Path) -> None:
 def test_a_file_in_the_place_of_published_results_is_named_before_anything_is_trained(tmp_path: Path) -> None:
     (tmp_path / "results").touch()
     with pytest.raises(ValueError, match=r"--publish .*results is a file"):
-        Studied(tmp_path / "out", publish_to=tmp_path / "results")
+        StudyCall(tmp_path / "out", publish_to=tmp_path / "results")
     assert not (tmp_path / "out").exists()
 
 
 def test_what_cannot_be_published_hides_no_failure(tmp_path: Path) -> None:
-    Studied(tmp_path / "first", seeds=1, publish_to=tmp_path / "results")
+    StudyCall(tmp_path / "first", seeds=1, publish_to=tmp_path / "results")
     for file in (tmp_path / "results").glob("*.json"):
         file.write_text(file.read_text().replace('"elapsed_s": 3600.0', '"elapsed_s": 3601.0'))
     printed = io.StringIO()
     command = pretend(tmp_path / "scratch", lambda recipe, folder: FAIL if recipe.method == "dml" else FINISH)
     options: dict[str, Any] = {"command": command, "console": Console(file=printed, width=200)}
     with pytest.raises(ValueError, match="published from another run"):
-        Studied(tmp_path / "second", seeds=1, publish_to=tmp_path / "results", **options)
+        StudyCall(tmp_path / "second", seeds=1, publish_to=tmp_path / "results", **options)
     assert f"Failed: {PAIR}, DML, seed 41" in printed.getvalue()
 
 
 def test_what_can_be_published_is_where_something_cannot(tmp_path: Path) -> None:
     results = tmp_path / "results"
-    Studied(tmp_path / "first", seeds=1, publish_to=results)
+    StudyCall(tmp_path / "first", seeds=1, publish_to=results)
     first, second, third = sorted(results.glob("*.json"))
     for file in (first, second):
         file.write_text(file.read_text().replace('"elapsed_s": 3600.0', '"elapsed_s": 3601.0'))
     third.unlink()
     printed = io.StringIO()
     with pytest.raises(ValueError, match="published from another run") as caught:
-        Studied(tmp_path / "second", seeds=1, publish_to=results, console=Console(file=printed, width=200))
+        StudyCall(tmp_path / "second", seeds=1, publish_to=results, console=Console(file=printed, width=200))
     assert [str(file) in str(caught.value) for file in (first, second, third)] == [True, True, False]
     assert third.exists()
     assert "Published 1 runs" in printed.getvalue()
 
 
 def test_a_child_that_ends_well_without_a_result_has_failed(tmp_path: Path) -> None:
-    studied = Studied(tmp_path / "out", seeds=1, command=pretend(tmp_path / "scratch", lambda recipe, folder: "pass"))
-    assert studied.code == 1
-    assert studied.printed.count("ended with exit code 0 and no result") >= 3
+    call = StudyCall(tmp_path / "out", seeds=1, command=pretend(tmp_path / "scratch", lambda recipe, folder: "pass"))
+    assert call.code == 1
+    assert call.printed.count("ended with exit code 0 and no result") >= 3
 
 
 def test_a_student_whose_teacher_failed_is_not_begun(tmp_path: Path) -> None:
@@ -204,24 +204,24 @@ def test_a_student_whose_teacher_failed_is_not_begun(tmp_path: Path) -> None:
         return FAIL if recipe.method == "independent" else FINISH
 
     command = pretend(tmp_path / "scratch", script)
-    studied = Studied(tmp_path / "out", "kd", seeds=1, methods=["kd"], command=command)
-    assert studied.code == 1
-    assert f"codistill study kd {ON_CPU} --seeds 1 --jobs 2 --methods kd --out {studied.out}" in studied.printed
-    assert "KD, seed 1: not begun: it starts from the weights of WRN-28-10 & ResNet-110, independent" in studied.printed
+    call = StudyCall(tmp_path / "out", "kd", seeds=1, methods=["kd"], command=command)
+    assert call.code == 1
+    assert f"codistill study kd {ON_CPU} --seeds 1 --jobs 2 --methods kd --out {call.out}" in call.printed
+    assert "KD, seed 1: not started: it needs the weights of WRN-28-10 & ResNet-110, independent" in call.printed
 
 
 def test_a_student_whose_teacher_was_stopped_waits_for_another_time(tmp_path: Path) -> None:
     command = pretend(tmp_path / "scratch", lambda recipe, folder: STOP)
-    studied = Studied(tmp_path / "out", "kd", seeds=1, methods=["kd"], command=command)
-    assert studied.code == 75
-    assert "2 of 2 runs are not finished" in studied.printed
-    assert "Failed" not in studied.printed
+    call = StudyCall(tmp_path / "out", "kd", seeds=1, methods=["kd"], command=command)
+    assert call.code == 75
+    assert "2 of 2 runs are not finished" in call.printed
+    assert "Failed" not in call.printed
 
 
 def test_jobs_run_side_by_side_and_no_more(tmp_path: Path) -> None:
     meeting = tmp_path / "meeting"
     meeting.mkdir()
-    # Each child waits until there are two, and counts whoever is there.
+    # Each child waits until two are running, and fails if there are more.
     together = f"""
 import os, pathlib, sys, time
 meeting = pathlib.Path({str(meeting)!r})
@@ -229,27 +229,27 @@ me = meeting / f"here-{{os.getpid()}}"
 me.touch()
 until = time.monotonic() + 20
 while len(list(meeting.glob("here-*"))) < 2:
-    if time.monotonic() > until: sys.exit("nobody came")
+    if time.monotonic() > until: sys.exit("no second child")
     time.sleep(0.01)
 if len(list(meeting.glob("here-*"))) > 2: sys.exit("too many")
 time.sleep(0.1)
 (meeting / f"met-{{os.getpid()}}").touch()
 while len(list(meeting.glob("met-*"))) % 2:
-    if time.monotonic() > until: sys.exit("nobody left")
+    if time.monotonic() > until: sys.exit("the other child is still running")
     time.sleep(0.01)
 me.unlink()
 {FINISH}"""
     command = pretend(tmp_path / "scratch", lambda recipe, folder: together)
-    studied = Studied(tmp_path / "out", "demo", seeds=1, methods=["dml", "dcm"], jobs=2, command=command)
-    assert studied.code == 0, studied.printed
+    call = StudyCall(tmp_path / "out", "demo", seeds=1, methods=["dml", "dcm"], jobs=2, command=command)
+    assert call.code == 0, call.printed
     assert len(list(meeting.glob("met-*"))) == 2
 
 
 def test_published_runs_and_their_tables(tmp_path: Path) -> None:
-    studied = Studied(tmp_path / "out", publish_to=tmp_path / "results")
-    assert "Published 6 runs" in studied.printed
+    call = StudyCall(tmp_path / "out", publish_to=tmp_path / "results")
+    assert "Published 6 runs" in call.printed
     assert len(list((tmp_path / "results").glob("*.json"))) == 6
-    assert (tmp_path / "results" / "tables" / "demo.md").read_text() == (studied.out / "demo.md").read_text()
+    assert (tmp_path / "results" / "tables" / "demo.md").read_text() == (call.out / "demo.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -269,40 +269,40 @@ def test_published_runs_and_their_tables(tmp_path: Path) -> None:
 )
 def test_bad_input_is_named_before_anything_is_written(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Studied(tmp_path / "out", **options)
+        StudyCall(tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_damaged_result_is_named_and_nothing_is_lost(tmp_path: Path) -> None:
-    first = Studied(tmp_path / "out", seeds=1)
+    first = StudyCall(tmp_path / "out", seeds=1)
     (first.runs[0] / "result.json").write_text('{"half": ')
     with pytest.raises(ValueError, match=r"result\.json is not readable as JSON"):
-        Studied(tmp_path / "out", seeds=1)
+        StudyCall(tmp_path / "out", seeds=1)
     (first.runs[0] / "result.json").write_text('{"networks": {}}')
     with pytest.raises(ValueError, match=r"is not a run's result.*\nMove .* away to train it again"):
-        Studied(tmp_path / "out", seeds=1)
+        StudyCall(tmp_path / "out", seeds=1)
 
 
 @pytest.mark.parametrize("damage", [{}, {"a": {}}, {"a": {"last": None}}, "no mapping", {"a": "top1_error"}])
 def test_a_result_without_its_networks_errors_is_no_result(tmp_path: Path, damage: object) -> None:
-    first = Studied(tmp_path / "out", seeds=1)
+    first = StudyCall(tmp_path / "out", seeds=1)
     file = first.runs[0] / "result.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "networks": damage}))
     with pytest.raises(ValueError, match=r"result\.json is not a run's result"):
-        Studied(tmp_path / "out", seeds=1)
+        StudyCall(tmp_path / "out", seeds=1)
 
 
 def test_an_error_that_is_no_number_is_no_result(tmp_path: Path) -> None:
-    first = Studied(tmp_path / "out", seeds=1)
+    first = StudyCall(tmp_path / "out", seeds=1)
     file = first.runs[0] / "result.json"
     content = json.loads(file.read_text())
     content["networks"]["b"]["last"]["top1_error"] = "few"
     file.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"result\.json is not a run's result .*few"):
-        Studied(tmp_path / "out", seeds=1)
+        StudyCall(tmp_path / "out", seeds=1)
 
 
 def test_made_up_results_are_read_back() -> None:
-    """The pretence itself: what the other tests rest on."""
+    """Check the made-up results themselves, on which the other tests rely."""
     recipe = catalogue.get("demo").rows[0].recipe
     assert made_up_result(recipe)["networks"]["a"]["last"]["top1_error"] == pytest.approx(40.7)

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from studied import ON_CPU, Studied
+from study_call import ON_CPU, StudyCall
 from synthetic import FINISH, STOP, pretend
 
 from codistill.recipes import Recipe, apply, parse
@@ -15,12 +15,12 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 
 def interrupting(scratch: Path) -> Command:
-    """Finishes what trains alone, and is interrupted in the middle of everything else."""
+    """A command that finishes independent trainings and is interrupted in all others."""
     return pretend(scratch, lambda recipe, folder: FINISH if recipe.method == "independent" else STOP)
 
 
 class Given:
-    """Finishes every run, and remembers by method the recipe it was given, and the one that it found in the folder."""
+    """Finishes every run, and records by method the given recipe and the one in the run's folder."""
 
     def __init__(self, scratch: Path) -> None:
         self.recipes: dict[str, Recipe] = {}
@@ -35,12 +35,12 @@ class Given:
 
 
 def change_recipe(run: Path, *changes: str) -> None:
-    """As `codistill train` does that goes on with another device."""
+    """Change the stored recipe as `codistill train` does when it continues on another device."""
     (run / "recipe.yaml").write_text(parse.dumps(apply(parse.load(run / "recipe.yaml"), changes)))
 
 
 def test_finished_runs_of_another_machine_are_taken_with_a_warning(tmp_path: Path) -> None:
-    theirs = Studied(tmp_path / "theirs", seeds=1)
+    theirs = StudyCall(tmp_path / "theirs", seeds=1)
     for run in theirs.runs:
         result = json.loads((run / "result.json").read_text())
         result["environment"] |= {"commit": "fedcba98765432", "cpu": "another CPU", "torch": "2.11.0"}
@@ -48,7 +48,7 @@ def test_finished_runs_of_another_machine_are_taken_with_a_warning(tmp_path: Pat
         shutil.copytree(run, tmp_path / "ours" / "runs" / run.name)
     before = {file: file.read_bytes() for file in (tmp_path / "ours").rglob("*.*") if file.is_file()}
     assert len(before) == 6
-    ours = Studied(tmp_path / "ours", seeds=2)
+    ours = StudyCall(tmp_path / "ours", seeds=2)
     assert ours.code == 0
     assert "6 runs, 3 finished before" in ours.printed
     assert "Warning: these runs are of 2 different machines." in ours.printed
@@ -57,25 +57,25 @@ def test_finished_runs_of_another_machine_are_taken_with_a_warning(tmp_path: Pat
 
 
 def test_a_finished_run_that_was_continued_by_hand_is_taken(tmp_path: Path) -> None:
-    first = Studied(tmp_path / "out", seeds=1)
+    first = StudyCall(tmp_path / "out", seeds=1)
     for run in first.runs:
         change_recipe(run, "runtime.device=cuda", "runtime.compile=true")
         result = json.loads((run / "result.json").read_text())
         result["recipe"]["runtime"] |= {"device": "cuda", "compile": True}
         (run / "result.json").write_text(json.dumps(result))
-    again = Studied(tmp_path / "out", seeds=1)
+    again = StudyCall(tmp_path / "out", seeds=1)
     assert again.code == 0
     assert "3 runs, 3 finished before" in again.printed
     assert "Deviation: runtime.compile: false → true" in again.printed
 
 
 def test_an_interrupted_run_goes_on_here_as_it_began(tmp_path: Path) -> None:
-    first = Studied(tmp_path / "out", seeds=1, command=interrupting(tmp_path / "scratch"))
+    first = StudyCall(tmp_path / "out", seeds=1, command=interrupting(tmp_path / "scratch"))
     assert first.code == 75
     (run,) = (run for run in first.runs if "-dcm-" in run.name)
     change_recipe(run, "runtime.device=cuda", "runtime.compile=true", "runtime.threads=7", "data.folder=/theirs")
     given = Given(tmp_path / "scratch")
-    again = Studied(tmp_path / "out", seeds=1, overrides=[ON_CPU, "data.folder=ours"], command=given.command)
+    again = StudyCall(tmp_path / "out", seeds=1, overrides=[ON_CPU, "data.folder=ours"], command=given.command)
     assert again.code == 0, again.printed
     goes_on = given.recipes["dcm"]
     assert goes_on.runtime.device == "cpu", "as typed"
@@ -86,11 +86,11 @@ def test_an_interrupted_run_goes_on_here_as_it_began(tmp_path: Path) -> None:
 
 
 def test_a_moved_study_finds_its_teachers(tmp_path: Path) -> None:
-    before = Studied(tmp_path / "before", "kd", seeds=1, methods=["kd"], command=interrupting(tmp_path / "scratch"))
+    before = StudyCall(tmp_path / "before", "kd", seeds=1, methods=["kd"], command=interrupting(tmp_path / "scratch"))
     assert before.code == 75
     shutil.move(tmp_path / "before", tmp_path / "after")
     given = Given(tmp_path / "scratch")
-    after = Studied(tmp_path / "after", "kd", seeds=1, methods=["kd"], command=given.command)
+    after = StudyCall(tmp_path / "after", "kd", seeds=1, methods=["kd"], command=given.command)
     assert after.code == 0, after.printed
     assert given.recipes.keys() == {"kd"}
     (teacher,) = (run for run in after.runs if "-independent-" in run.name)
@@ -98,8 +98,8 @@ def test_a_moved_study_finds_its_teachers(tmp_path: Path) -> None:
 
 
 def test_a_student_of_another_teacher_is_refused(tmp_path: Path) -> None:
-    first = Studied(tmp_path / "out", "kd", seeds=1, methods=["kd"], command=interrupting(tmp_path / "scratch"))
+    first = StudyCall(tmp_path / "out", "kd", seeds=1, methods=["kd"], command=interrupting(tmp_path / "scratch"))
     (student,) = (run for run in first.runs if "-kd-" in run.name)
     change_recipe(student, "start.a=elsewhere/another-run/weights/a.safetensors")
     with pytest.raises(ValueError, match=r"another recipe:\s+start\.a: .*another-run.*\s+Move that folder away"):
-        Studied(tmp_path / "out", "kd", seeds=1, methods=["kd"])
+        StudyCall(tmp_path / "out", "kd", seeds=1, methods=["kd"])

@@ -1,4 +1,4 @@
-"""Curves: means, bands, and a picture that can be read aloud."""
+"""Curves: means, bands, and pictures with a text alternative."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,8 +8,7 @@ import pytest
 from synthetic import made_up_results
 
 from codistill.studies import catalogue, curves
-from codistill.studies.report import Results
-from codistill.studies.study import Study
+from codistill.studies.study import Results, Study
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -61,7 +60,7 @@ def test_the_picture_has_a_title_a_description_and_a_line_and_band_per_row(tmp_p
 
 
 def test_an_only_epoch_is_seen(tmp_path: Path) -> None:
-    """A line through one point draws nothing: it is a dot, and its band an upright stroke."""
+    """A line through one point draws nothing, so it is a dot with a vertical stroke as its band."""
     study = catalogue.get("curves")
     results = made_up_results(study, [1, 2], tmp_path)
     once = {

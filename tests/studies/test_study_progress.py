@@ -1,19 +1,20 @@
-"""How far a study is, as its runs have written it down."""
+"""The progress of a study and its remaining time, read from the files of its runs."""
 
 import io
 import os
 import re
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from rich.console import Console
-from studied import Studied
+from study_call import StudyCall
 from synthetic import FINISH, pretend
 
+from codistill.cli.study import RemainingTime, StudyProgress
 from codistill.studies import catalogue
-from codistill.studies.progress import Board
-from codistill.studies.runs import PlannedRun, clock, plan_runs
+from codistill.studies.plan import PlannedRun, plan_runs
 
 TRAIN_A_WHILE = f"""
 import pathlib, sys, time
@@ -25,30 +26,86 @@ for epoch in (1, 2, 3):
 {FINISH}"""
 
 
-def test_the_clock_of_a_run_is_its_last_whole_line(tmp_path: Path) -> None:
+def test_the_epochs_of_a_run_are_read_from_its_last_whole_line(tmp_path: Path) -> None:
     run = PlannedRun("title", catalogue.get("demo").rows[0].recipe, tmp_path)
     timing = tmp_path / "timing.jsonl"
-    assert clock(run) == (0, 0.0)
+    assert run.epochs_done == 0
     timing.write_text("")
-    assert clock(run) == (0, 0.0)
+    assert run.epochs_done == 0
     timing.write_text('{"epoch": 1, "elapsed_s": 2.5}\n{"epoch": 2, "elapsed_s": 5.5}\n{"epo')
-    assert clock(run) == (2, 5.5)
+    assert run.epochs_done == 2
 
 
-def test_a_pipe_in_the_place_of_the_clock_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_instead_of_the_timing_file_is_not_waited_for(tmp_path: Path) -> None:
     run = PlannedRun("title", catalogue.get("demo").rows[0].recipe, tmp_path)
     os.mkfifo(tmp_path / "timing.jsonl")
-    told: list[tuple[int, float]] = []
-    reading = threading.Thread(target=lambda: told.append(clock(run)), daemon=True)
+    counts: list[int] = []
+    reading = threading.Thread(target=lambda: counts.append(run.epochs_done), daemon=True)
     reading.start()
     reading.join(timeout=60)
-    assert told == [(0, 0.0)]
+    assert counts == [0]
 
 
 @pytest.mark.parametrize("damage", [b"garbage\n", b"[]\n", b"\xff\xfe\n", b'{"epoch": "two", "elapsed_s": null}\n'])
-def test_a_damaged_clock_stops_no_study(tmp_path: Path, damage: bytes) -> None:
+def test_a_damaged_timing_file_stops_no_study(tmp_path: Path, damage: bytes) -> None:
     (tmp_path / "timing.jsonl").write_bytes(damage)
-    assert clock(PlannedRun("title", catalogue.get("demo").rows[0].recipe, tmp_path)) == (0, 0.0)
+    assert PlannedRun("title", catalogue.get("demo").rows[0].recipe, tmp_path).epochs_done == 0
+
+
+# A forward pass of WRN-28-4 with both heads over one without, counted independently.
+HEADS = 4.728 / 1.691
+
+
+class Watched:
+    """The remaining time of runs of ten epochs, and the clock that it reads."""
+
+    def __init__(self, runs: Sequence[PlannedRun]) -> None:
+        self.now_s = 100.0
+        self.remaining = RemainingTime(runs, lambda: self.now_s)
+
+    def train(self, run: PlannedRun, epochs: int, until_s: float) -> float | None:
+        """The remaining seconds when ``run`` has finished ``epochs`` epochs, ``until_s`` seconds after the start."""
+        run.folder.mkdir(parents=True, exist_ok=True)
+        (run.folder / "timing.jsonl").write_text(f'{{"epoch": {epochs}, "elapsed_s": 1.0}}\n')
+        if epochs == run.recipe.length.epochs:
+            run.result_file.touch()
+        self.now_s = 100.0 + until_s
+        return self.remaining.seconds()
+
+
+def test_the_remaining_time_follows_from_the_epochs_done_and_their_flops(tmp_path: Path) -> None:
+    study = catalogue.get("wrn-28-4-twins").select(methods=["independent", "dml", "dcm"])
+    independent, dml, dcm = plan_runs(study, [1], ["length.epochs=10"], tmp_path, None).runs
+    watched = Watched([independent, dml, dcm])
+    assert watched.remaining.seconds() is None, "before the first epoch"
+    # 10 s an epoch; independent and DML compute the same, DCM more.
+    assert watched.train(independent, 1, 10) == pytest.approx(90 + 100 + 100 * HEADS, rel=1e-3)
+    # Two at once advance twice as fast.
+    assert watched.train(dml, 1, 10) == pytest.approx((180 + 100 * HEADS) / 2, rel=1e-3)
+    watched.train(independent, 10, 100)
+    watched.train(dml, 10, 200)
+    assert watched.train(dcm, 5, 200 + 50 * HEADS) == pytest.approx(50 * HEADS, rel=1e-3)
+    assert watched.train(dcm, 10, 500) == 0
+
+
+def test_a_failed_run_is_not_waited_for(tmp_path: Path) -> None:
+    study = catalogue.get("kd").select(methods=["kd", "dml"])
+    teacher, student, other = plan_runs(study, [1], ["length.epochs=10"], tmp_path, None).runs
+    assert student.needs == (teacher,)
+    watched = Watched([teacher, student, other])
+    left_s = watched.train(teacher, 5, 50)
+    assert left_s is not None
+    assert left_s > 50 + 100
+    watched.remaining.drop(teacher)
+    assert watched.remaining.seconds() == pytest.approx(100), "nor is the student that starts from it"
+
+
+def test_epochs_of_an_earlier_call_say_nothing_about_the_pace(tmp_path: Path) -> None:
+    (run,) = plan_runs(catalogue.get("demo").select(["dml"]), [41], ["length.epochs=10"], tmp_path, None).runs
+    Watched([run]).train(run, 5, 1)
+    watched = Watched([run])
+    assert watched.remaining.seconds() is None
+    assert watched.train(run, 6, 10) == pytest.approx(40)
 
 
 @pytest.mark.usefixtures("quick")
@@ -57,8 +114,8 @@ def test_a_terminal_gets_bars(tmp_path: Path) -> None:
     console = Console(file=screen, width=150, force_terminal=True)
     command = pretend(tmp_path / "scratch", lambda recipe, folder: TRAIN_A_WHILE)
     overrides = ["runtime.device=cpu", "length.epochs=40"]
-    studied = Studied(tmp_path / "out", seeds=1, methods=["dcm"], overrides=overrides, command=command, console=console)
-    assert studied.code == 0
+    call = StudyCall(tmp_path / "out", seeds=1, methods=["dcm"], overrides=overrides, command=command, console=console)
+    assert call.code == 0
     assert "0/40 epochs" in screen.getvalue()
     assert "3/40 epochs" in screen.getvalue()
     assert "0/1 runs, time left not known yet" in screen.getvalue()
@@ -66,13 +123,14 @@ def test_a_terminal_gets_bars(tmp_path: Path) -> None:
 
 
 def test_the_last_run_leaves_no_time_to_tell(tmp_path: Path) -> None:
-    """Even where nothing could be learnt of the pace, as of a run whose training was over when it was continued."""
+    """Also if the pace is not known, as with a run that had no epoch left when it was continued."""
     runs = plan_runs(catalogue.get("demo"), [41], [], tmp_path, None).runs
+    runs[0].folder.mkdir(parents=True)
+    (runs[0].folder / "timing.jsonl").write_text(f'{{"epoch": {runs[0].recipe.length.epochs}, "elapsed_s": 1.0}}\n')
     printed = io.StringIO()
-    with Board(runs[:2], Console(file=printed, width=150)) as display:
+    with StudyProgress(runs[:2], Console(file=printed, width=150)) as display:
         for run, how in zip(runs, ("finished", "failed"), strict=False):
             display.started(run)
-            run.folder.mkdir(parents=True)
             if how == "finished":
                 run.result_file.touch()
                 display.ended(run, "finished")
@@ -86,7 +144,7 @@ def test_the_last_run_leaves_no_time_to_tell(tmp_path: Path) -> None:
 def test_elsewhere_a_line_tells_of_each_run_that_ended(tmp_path: Path) -> None:
     runs = plan_runs(catalogue.get("demo"), [41], [], tmp_path, None).runs
     printed = io.StringIO()
-    with Board(runs, Console(file=printed, width=150)) as display:
+    with StudyProgress(runs, Console(file=printed, width=150)) as display:
         display.started(runs[0])
         display.update(runs[:1])
         runs[0].folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Published results: nothing private, nothing overwritten, tables that follow from them."""
+"""Published results: nothing private, nothing overwritten, and tables that are rebuilt from them."""
 
 import json
 import re
@@ -11,8 +11,8 @@ from synthetic import fill, made_up_result
 from codistill.recipes import Recipe
 from codistill.runs.result import read_result
 from codistill.studies import catalogue
-from codistill.studies.published import MAX_PUBLISHED_BYTES, publish, tables_from
-from codistill.studies.runs import plan_runs, run_name
+from codistill.studies.plan import plan_runs, run_name
+from codistill.studies.published import MAX_PUBLISHED_BYTES, publish, rebuild_tables
 
 
 def published(tmp_path: Path, recipe: Recipe, result: dict[str, Any] | None = None) -> Path:
@@ -22,7 +22,7 @@ def published(tmp_path: Path, recipe: Recipe, result: dict[str, Any] | None = No
 
 
 def rows(study: str, *overrides: str, seed: int = 1) -> dict[str, Recipe]:
-    return {row.label: row.resolved(overrides).replace(seed=seed) for row in catalogue.get(study).rows}
+    return {row.label: row.resolve(overrides).replace(seed=seed) for row in catalogue.get(study).rows}
 
 
 def test_a_result_is_published_under_its_runs_name(tmp_path: Path) -> None:
@@ -30,7 +30,9 @@ def test_a_result_is_published_under_its_runs_name(tmp_path: Path) -> None:
     file = published(tmp_path, recipe)
     assert file == tmp_path / "results" / f"{run_name(recipe)}.json"
     assert read_result(file).recipe == recipe
-    assert publish(tmp_path / "runs" / run_name(recipe), tmp_path / "results") == file, "again is no harm"
+    assert publish(tmp_path / "runs" / run_name(recipe), tmp_path / "results") == file, (
+        "publishing again changes nothing"
+    )
 
 
 def test_another_run_of_the_same_recipe_does_not_replace_it(tmp_path: Path) -> None:
@@ -49,7 +51,7 @@ def test_a_foreign_file_among_the_published_is_named(tmp_path: Path, content: st
     foreign = tmp_path / "results" / "package.json"
     foreign.write_text(content)
     with pytest.raises(ValueError, match=rf"{foreign}.*\nMove that file out of {foreign.parent}"):
-        tables_from(tmp_path / "results")
+        rebuild_tables(tmp_path / "results")
 
 
 def test_an_unfinished_run_is_not_published(tmp_path: Path) -> None:
@@ -86,7 +88,7 @@ def test_tables_of_published_results(tmp_path: Path) -> None:
     for seed in (1, 2):
         for recipe in rows("wrn-28-4-twins", "runtime.precision=bf16", "runtime.device=cuda", seed=seed).values():
             published(tmp_path, recipe)
-    written = tables_from(tmp_path / "results")
+    written = rebuild_tables(tmp_path / "results")
     tables = tmp_path / "results" / "tables"
     assert {path.name for path in written if path.suffix == ".md"} == {
         "efficiency.md",  # shares independent, DML, DCM and complete
@@ -100,24 +102,24 @@ def test_tables_of_published_results(tmp_path: Path) -> None:
     assert "Seeds: 1, 2." in twins
     edges = (tables / "wrn-28-4-edges.md").read_text()
     assert "| DCM-1 | 0 | missing |" in edges
-    assert tables_from(tmp_path / "results") == written
+    assert rebuild_tables(tmp_path / "results") == written
 
 
 def test_missing_runs_come_with_the_command_that_makes_them_as_the_others_were(tmp_path: Path) -> None:
-    """Without their changes it would train other runs, which no table would put beside these."""
+    """Without their overrides it would train runs of another setting, which never share a table with these."""
     changes, there = ["length.epochs=100", "runtime.precision=bf16"], {}
     for row in catalogue.get("wrn-16-4-noise").rows:
         if row.key in ("50-wrong/independent", "50-wrong/dml"):
-            there[row.key] = published(tmp_path, row.resolved(changes).replace(seed=1)).stem
+            there[row.key] = published(tmp_path, row.resolve(changes).replace(seed=1)).stem
     assert len(there) == 2
-    tables_from(tmp_path / "results")
+    rebuild_tables(tmp_path / "results")
     (missing,) = re.findall(
         "^- Missing runs: independent, mixup .*; DCM .*`codistill study wrn-16-4-noise (.*)` makes them",
         (tmp_path / "results" / "tables" / "wrn-16-4-noise.md").read_text(),
         re.MULTILINE,
     )
     assert missing == "length.epochs=100 runtime.precision=bf16 --seeds 1 --rows 50-wrong"
-    study = catalogue.get("wrn-16-4-noise").only(rows=["50-wrong"])
+    study = catalogue.get("wrn-16-4-noise").select(rows=["50-wrong"])
     planned = {run.name for run in plan_runs(study, [1], changes, tmp_path, None).runs}
     assert set(there.values()) < planned, "and finds those that are there"
 
@@ -128,7 +130,7 @@ def test_lengths_are_not_mixed(tmp_path: Path) -> None:
     for label, recipe in rows("wrn-28-4-twins", "length.epochs=100", seed=2).items():
         if label != "complete":
             published(tmp_path, recipe)
-    tables_from(tmp_path / "results")
+    rebuild_tables(tmp_path / "results")
     twins = (tmp_path / "results" / "tables" / "wrn-28-4-twins.md").read_text()
     assert "| DCM | 1 |" in twins
     assert "Seeds: 1." in twins
@@ -140,16 +142,16 @@ def test_precisions_are_not_mixed(tmp_path: Path) -> None:
         published(tmp_path, recipe)
     for recipe in list(rows("wrn-28-4-twins", "runtime.precision=bf16", seed=2).values())[:3]:
         published(tmp_path, recipe)
-    tables_from(tmp_path / "results")
+    rebuild_tables(tmp_path / "results")
     assert "| DCM | 1 |" in (tmp_path / "results" / "tables" / "wrn-28-4-twins.md").read_text()
 
 
 @pytest.mark.parametrize("epochs", [200, 33])
 def test_a_longer_training_is_the_longer_row(tmp_path: Path, epochs: int) -> None:
-    """2.8 times 33 epochs are 92, which are not exactly as much of 560 as 33 are of 200."""
+    """2.8 times 33 epochs are rounded to 92, and 92/560 is not exactly 33/200."""
     for label in ("independent", "independent, 2.8× as long", "DCM"):
         published(tmp_path, rows("efficiency", f"length.epochs={epochs}")[label])
-    tables_from(tmp_path / "results")
+    rebuild_tables(tmp_path / "results")
     lines = (tmp_path / "results" / "tables" / "efficiency.md").read_text().splitlines()
     assert sum(line.startswith(("| independent | 1 |", "| independent, 2.8× as long | 1 |")) for line in lines) == 2
 
@@ -158,15 +160,15 @@ def test_seeds_before_the_studys_first_are_not_shown(tmp_path: Path) -> None:
     for seed in (1, 2, 41):
         for recipe in rows("demo", seed=seed).values():
             published(tmp_path, recipe)
-    tables_from(tmp_path / "results")
+    rebuild_tables(tmp_path / "results")
     assert "Seeds: 41." in (tmp_path / "results" / "tables" / "demo.md").read_text()
 
 
 def test_only_groups_with_results_are_shown(tmp_path: Path) -> None:
-    pair = [row.resolved().replace(seed=1) for row in catalogue.get("table1").rows if row.group == "WRN-28-10 & same"]
+    pair = [row.resolve().replace(seed=1) for row in catalogue.get("table1").rows if row.group == "WRN-28-10 & same"]
     for recipe in pair:
         published(tmp_path, recipe)
-    tables_from(tmp_path / "results")
+    rebuild_tables(tmp_path / "results")
     table1 = (tmp_path / "results" / "tables" / "table1.md").read_text()
     assert "16.61(0.24)" in table1
     assert "ResNet" not in table1
@@ -174,4 +176,4 @@ def test_only_groups_with_results_are_shown(tmp_path: Path) -> None:
 
 
 def test_no_results_no_tables(tmp_path: Path) -> None:
-    assert tables_from(tmp_path) == []
+    assert rebuild_tables(tmp_path) == []

@@ -1,16 +1,16 @@
-"""Which runs a study needs and what their folders are called."""
+"""The runs of a study and the names of their folders."""
 
 from pathlib import Path
 
 import pytest
-from studied import Studied
+from study_call import StudyCall
 from synthetic import fill, made_up_result
 
 from codistill import recipes
 from codistill.recipes import parse
 from codistill.recipes.schema import AdamW, Sgd
 from codistill.studies import catalogue
-from codistill.studies.runs import plan_runs, require_data, run_name
+from codistill.studies.plan import plan_runs, require_data, run_name
 
 OUT = Path("out")
 
@@ -65,7 +65,7 @@ def test_folders_of_images_are_told_apart() -> None:
 
 
 def test_a_student_comes_after_its_teacher_and_starts_from_its_weights() -> None:
-    study = catalogue.get("kd").only(methods=["kd"])
+    study = catalogue.get("kd").select(methods=["kd"])
     plan = plan_runs(study, [1, 2], [], OUT, None)
     assert [run.recipe.method for run in plan.runs] == ["independent", "kd", "independent", "kd"]
     for teacher, student in (plan.runs[:2], plan.runs[2:]):
@@ -73,7 +73,7 @@ def test_a_student_comes_after_its_teacher_and_starts_from_its_weights() -> None
         assert student.recipe.start == {"a": str(teacher.folder / "weights" / "a.safetensors")}
         assert student.recipe.seed == teacher.recipe.seed
     moved = plan_runs(study, [1], [], Path("/elsewhere"), None)
-    assert moved.runs[1].name == plan.runs[1].name, "where files lie does not matter"
+    assert moved.runs[1].name == plan.runs[1].name, "paths do not matter"
 
 
 def test_images_that_only_the_user_has_must_be_named() -> None:
@@ -93,7 +93,7 @@ def test_a_folder_whose_recipe_was_edited_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"another recipe:\s+batch_size: .*\s+Move that folder away") as caught:
         plan_runs(study, [1], [], tmp_path, None)
     assert str(first.folder) in str(caught.value)
-    assert first.finished, "nothing was touched"
+    assert first.is_finished, "nothing was touched"
 
 
 def test_missing_data_are_named_once_and_before_anything_is_written(
@@ -101,7 +101,7 @@ def test_missing_data_are_named_once_and_before_anything_is_written(
 ) -> None:
     monkeypatch.setenv("CODISTILL_DATA", str(tmp_path))
     with pytest.raises(ValueError, match=r"cifar100: not found in .*codistill data cifar100 --download"):
-        Studied(tmp_path / "out", "wrn-28-4-twins")
+        StudyCall(tmp_path / "out", "wrn-28-4-twins")
     assert not (tmp_path / "out").exists()
     finished = plan_runs(catalogue.get("curves"), [1], [], tmp_path / "out", None).runs
     for run in finished:
@@ -111,7 +111,7 @@ def test_missing_data_are_named_once_and_before_anything_is_written(
 
 def test_a_missing_folder_of_images_is_named_once_and_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"nowhere: no such folder; it must hold train/<class>"):
-        Studied(tmp_path / "out", "table2", overrides=[f"data.folder={tmp_path / 'nowhere'}"])
+        StudyCall(tmp_path / "out", "table2", overrides=[f"data.folder={tmp_path / 'nowhere'}"])
     assert not (tmp_path / "out").exists()
 
 
@@ -140,7 +140,7 @@ def test_a_damaged_run_is_named_with_what_to_do(tmp_path: Path, file: str, damag
 
 @pytest.mark.parametrize("change", ["networks.c=wrn-10-1", "networks={a: wrn-10-1}"])
 def test_a_row_keeps_its_networks_names(change: str) -> None:
-    """A table has a column for each of its rows' networks: one more would go unsaid, one less would be missed."""
+    """A table has a column per network of its rows: one more would not be shown, one less would be missing."""
     with pytest.raises(ValueError, match=r"networks: .*, independent has a, b, .*as in networks\.a="):
         plan_runs(catalogue.get("demo"), [41], [change], OUT, None)
 
@@ -179,5 +179,5 @@ def test_a_childs_log_is_not_written_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "victim").write_text("precious")
     (out / "logs" / f"{run.name}.log").symlink_to(tmp_path / "victim")
     with pytest.raises(ValueError, match=rf"logs/{run.name}\.log is a symbolic link, not a regular file"):
-        Studied(out, seeds=1)
+        StudyCall(out, seeds=1)
     assert (tmp_path / "victim").read_text() == "precious"

@@ -76,26 +76,26 @@ def test_pairs_are_made_by_seed() -> None:
     assert (difference.n, difference.mean, difference.ahead) == (3, -2.0, 3)
     assert difference.low == pytest.approx(-4.4841, abs=1e-4)
     assert difference.high == pytest.approx(0.4841, abs=1e-4)
-    assert not difference.decided, "the interval contains 0"
+    assert not difference.is_decided, "the interval contains 0"
 
 
 def test_what_counts_as_decided() -> None:
-    assert Difference(4, -1.0, -1.5, -0.5, 4).decided
-    assert Difference(4, 1.0, 0.5, 1.5, 0).decided
-    assert not Difference(4, -1.0, -2.5, 0.5, 3).decided
-    assert not Difference(1, -1.0, None, None, 1).decided
-    assert not Difference(2, 0.5, 0.5, 0.5, 0).decided, "errors are counts: equal differences happen"
+    assert Difference(4, -1.0, -1.5, -0.5, 4).is_decided
+    assert Difference(4, 1.0, 0.5, 1.5, 0).is_decided
+    assert not Difference(4, -1.0, -2.5, 0.5, 3).is_decided
+    assert not Difference(1, -1.0, None, None, 1).is_decided
+    assert not Difference(2, 0.5, 0.5, 0.5, 0).is_decided, "errors are counts: equal differences happen"
 
 
 def test_rounding_is_no_spread() -> None:
-    """138 wrong answers fewer of 10,000 with both seeds: in binary, 21.37 − 22.75 is not 20.74 − 22.12."""
+    """138 fewer errors in 10,000 with both seeds: in floating point, 21.37 − 22.75 is not 20.74 − 22.12."""
     difference = paired_difference({1: 21.37, 2: 20.74}, {1: 22.75, 2: 22.12})
     assert difference is not None
     assert difference.low != difference.high
-    assert not difference.decided
+    assert not difference.is_decided
     one_more = paired_difference({1: 21.37, 2: 20.74}, {1: 22.75, 2: 22.13})
     assert one_more is not None
-    assert one_more.decided, "one answer is a spread"
+    assert one_more.is_decided, "one answer is a spread"
 
 
 def test_one_pair_has_no_interval_and_none_no_difference() -> None:

@@ -1,4 +1,4 @@
-"""Signals, a closed terminal, a bug: however `codistill study` ends, its children save and none is left behind."""
+"""Signals, a closed terminal, a bug: however `codistill study` ends, its children save and none is left running."""
 
 import errno
 import io
@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from studied import ON_CPU, Studied
+from study_call import ON_CPU, StudyCall
 from synthetic import pretend
 
-from codistill.studies.command import run_study
-from codistill.studies.progress import Board
-from codistill.studies.runs import PlannedRun
+from codistill.cli.study import StudyProgress, run_study
+from codistill.studies.plan import PlannedRun
 
 pytestmark = pytest.mark.usefixtures("quick")
 WAIT_TO_BE_ASKED = """
@@ -31,7 +30,7 @@ signal.signal(signal.SIGTERM, stop)
 (recipe.parent / f"ready-{folder.name}").touch()
 time.sleep(30)
 (recipe.parent / f"outlived-{folder.name}").touch()
-sys.exit("nobody stopped me")
+sys.exit("not stopped")
 """
 
 
@@ -55,13 +54,13 @@ def test_ctrl_c_lets_the_children_save_and_says_how_to_continue(tmp_path: Path, 
     handler = signal.getsignal(number)
     thread = when(ready, lambda: os.kill(os.getpid(), number))
     command = pretend(tmp_path / "scratch", lambda recipe, folder: WAIT_TO_BE_ASKED)
-    studied = Studied(tmp_path / "out", command=command)
+    call = StudyCall(tmp_path / "out", command=command)
     thread.join()
-    assert studied.code == 75
-    assert len(studied.runs) == 2, "the other four were not begun"
-    assert all((run / "saved").exists() for run in studied.runs)
-    assert "Stopping" in studied.printed
-    assert "6 of 6 runs are not finished. To continue them:" in studied.printed
+    assert call.code == 75
+    assert len(call.runs) == 2, "the other four were not begun"
+    assert all((run / "saved").exists() for run in call.runs)
+    assert "Stopping" in call.printed
+    assert "6 of 6 runs are not finished. To continue them:" in call.printed
     assert signal.getsignal(number) == handler
 
 
@@ -79,9 +78,9 @@ def test_a_second_ctrl_c_ends_children_that_do_not_listen(tmp_path: Path) -> Non
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = when(ready, twice)
-    studied = Studied(tmp_path / "out", jobs=1, command=pretend(tmp_path / "scratch", lambda recipe, folder: deaf))
+    call = StudyCall(tmp_path / "out", jobs=1, command=pretend(tmp_path / "scratch", lambda recipe, folder: deaf))
     thread.join()
-    assert studied.code == 75
+    assert call.code == 75
     assert ready()
     assert not list((tmp_path / "out" / "recipes").glob("outlived-*")), "the child was waited for"
 
@@ -92,15 +91,15 @@ def test_a_signal_that_is_ignored_stops_no_study(tmp_path: Path) -> None:
 
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as `nohup` does
     thread = when(lambda: (tmp_path / "out" / "recipes").exists(), hang_up)
-    studied = Studied(tmp_path / "out")
+    call = StudyCall(tmp_path / "out")
     thread.join()
     assert signal.signal(signal.SIGHUP, before) == signal.SIG_IGN
-    assert studied.code == 0
-    assert len(studied.runs) == 6
+    assert call.code == 0
+    assert len(call.runs) == 6
 
 
 class ClosedTerminal(io.StringIO):
-    """Takes what is written until it is closed; from then on writing fails as on a terminal whose window is gone."""
+    """A file that can be written until it is closed; then writing fails as on a terminal whose window is gone."""
 
     is_closed = False
 
@@ -111,7 +110,7 @@ class ClosedTerminal(io.StringIO):
 
 
 def test_a_closed_terminal_leaves_no_training_behind(tmp_path: Path) -> None:
-    """Its children are in process groups of their own, so nobody but the study can ask them."""
+    """The children are in process groups of their own, so only the study can stop them."""
     terminal = ClosedTerminal()
 
     def ready() -> bool:
@@ -132,12 +131,12 @@ def test_a_closed_terminal_leaves_no_training_behind(tmp_path: Path) -> None:
 
 
 def test_whatever_ends_a_study_its_children_are_asked_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail_when_ready(self: Board, running: Sequence[PlannedRun]) -> None:
+    def fail_when_ready(self: StudyProgress, running: Sequence[PlannedRun]) -> None:
         if len(list((tmp_path / "out" / "recipes").glob("ready-*"))) == 2:
             raise RuntimeError("a bug")
 
-    monkeypatch.setattr(Board, "update", fail_when_ready)
+    monkeypatch.setattr(StudyProgress, "update", fail_when_ready)
     command = pretend(tmp_path / "scratch", lambda recipe, folder: WAIT_TO_BE_ASKED)
     with pytest.raises(RuntimeError, match="a bug"):
-        Studied(tmp_path / "out", command=command)
+        StudyCall(tmp_path / "out", command=command)
     assert len(list((tmp_path / "out" / "runs").glob("*/saved"))) == 2

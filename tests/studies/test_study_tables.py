@@ -1,4 +1,4 @@
-"""Tables from made-up results, in every form: what they show, and what they must not claim."""
+"""Tables from made-up results, in every format: what they show, and what they must not claim."""
 
 import csv
 import io
@@ -12,12 +12,12 @@ from synthetic import made_up_results, result_json
 from codistill.recipes import Recipe
 from codistill.runs.result import Result, read_result
 from codistill.studies import catalogue
-from codistill.studies.report import Report, Results, build
+from codistill.studies.analysis import StudyTables, build_tables
 from codistill.studies.statistics import Summary
-from codistill.studies.study import Study
-from codistill.studies.tables import Table, shown
+from codistill.studies.study import Results, Study
+from codistill.studies.tables import Table, format_cell
 
-# Two seeds of each method, network a and b, chosen so that every number below is checked in the head.
+# Errors of networks a and b by method and seed, chosen so that the numbers below can be checked by hand.
 ERRORS = {
     "independent": {1: (26.0, 28.0), 2: (28.0, 30.0), 3: (27.0, 29.0)},
     "dml": {1: (25.0, 27.0), 2: (27.5, 29.5), 3: (25.5, 27.5)},
@@ -39,28 +39,28 @@ def read(tmp_path: Path, recipe: Recipe, errors: tuple[float, float], **changes:
 def results_of(study: Study, tmp_path: Path, *overrides: str, seeds: tuple[int, ...] = (1, 2, 3)) -> Results:
     return {
         row.key: {
-            seed: read(tmp_path, row.resolved(overrides).replace(seed=seed), ERRORS[row.recipe.method][seed])
+            seed: read(tmp_path, row.resolve(overrides).replace(seed=seed), ERRORS[row.recipe.method][seed])
             for seed in seeds
         }
         for row in study.rows
     }
 
 
-def differences(report: Report) -> dict[str, dict[str, Any]]:
-    """The rows of the differences, of the mean of the networks."""
+def differences(report: StudyTables) -> dict[str, dict[str, Any]]:
+    """The rows of the table of differences that compare the mean of the networks."""
     rows = report.differences.to_json()["rows"]
     return {row["difference"]: row for row in rows if row["of"].startswith("mean")}
 
 
 def test_every_network_of_every_method_with_its_spread(study: Study, tmp_path: Path) -> None:
-    report = build(study, results_of(study, tmp_path), [1, 2, 3])
+    report = build_tables(study, results_of(study, tmp_path), [1, 2, 3])
     assert report.errors.columns == ("row", "n", "a", "b")
     assert report.errors.rows[0] == ("independent", 3, Summary(3, 27.0, 1.0), Summary(3, 29.0, 1.0))
     assert "| independent | 3 | 27.00(1.00) | 29.00(1.00) |" in report.to_markdown()
 
 
 def test_paired_differences_and_verdicts(study: Study, tmp_path: Path) -> None:
-    found = differences(build(study, results_of(study, tmp_path), [1, 2, 3]))
+    found = differences(build_tables(study, results_of(study, tmp_path), [1, 2, 3]))
     # DML − independent: −1, −0.5, −1.5; mean −1, std 0.5, margin 4.3027 · 0.5 / √3 = 1.2421: contains 0.
     dml = found["DML − independent"]
     assert (dml["n"], dml["ahead in"], dml["verdict"]) == (3, "3 of 3", "not decided")
@@ -68,12 +68,12 @@ def test_paired_differences_and_verdicts(study: Study, tmp_path: Path) -> None:
     assert dml["95 % interval"] == {"low": pytest.approx(-2.2421, abs=1e-4), "high": pytest.approx(0.2421, abs=1e-4)}
     # DCM − independent: −3, −2.9, −3.1: far from 0.
     assert found["DCM − independent"]["verdict"] == "lower error"
-    per_network = [row[1] for row in build(study, results_of(study, tmp_path), [1]).differences.rows]
+    per_network = [row[1] for row in build_tables(study, results_of(study, tmp_path), [1]).differences.rows]
     assert per_network == ["mean of a, b", "a", "b"] * 3
 
 
 def test_intervals_have_two_digits_to_read_and_all_to_compute_with(study: Study, tmp_path: Path) -> None:
-    made = build(study, results_of(study, tmp_path), [1, 2, 3]).differences
+    made = build_tables(study, results_of(study, tmp_path), [1, 2, 3]).differences
     assert (
         "| DML − independent | mean of a, b | 3 | -1.00 | -2.24 … 0.24 | 3 of 3 | not decided |" in made.to_markdown()
     )
@@ -86,19 +86,19 @@ def test_a_worse_method_is_called_worse(study: Study, tmp_path: Path) -> None:
     results = dict(results_of(study, tmp_path))
     keys = [row.key for row in study.rows]
     results[keys[0]], results[keys[2]] = results[keys[2]], results[keys[0]]
-    assert differences(build(study, results, [1, 2, 3]))["DCM − independent"]["verdict"] == "higher error"
+    assert differences(build_tables(study, results, [1, 2, 3]))["DCM − independent"]["verdict"] == "higher error"
 
 
 def test_one_seed_has_no_spread_and_no_verdict(study: Study, tmp_path: Path) -> None:
-    report = build(study, results_of(study, tmp_path, seeds=(1,)), [1])
+    report = build_tables(study, results_of(study, tmp_path, seeds=(1,)), [1])
     assert "| independent | 1 | 26.00 | 28.00 |" in report.to_markdown()
     assert {row["verdict"] for row in differences(report).values()} == {"one pair: none"}
     assert {row["95 % interval"] for row in differences(report).values()} == {None}
 
 
 def test_one_method_has_nothing_to_be_compared_with(study: Study, tmp_path: Path) -> None:
-    alone = study.only(methods=["dcm"])
-    made = build(alone, results_of(alone, tmp_path), [1, 2, 3])
+    alone = study.select(methods=["dcm"])
+    made = build_tables(alone, results_of(alone, tmp_path), [1, 2, 3])
     for text in (made.to_markdown(), made.to_latex(), made._repr_html_()):
         assert study.title in text
         assert "differences" not in text
@@ -109,7 +109,7 @@ def test_missing_runs_are_shown_as_missing_and_named(study: Study, tmp_path: Pat
     _, dml, dcm = results
     results[dcm] = {}
     del results[dml][2]
-    report = build(study, results, [1, 2, 3])
+    report = build_tables(study, results, [1, 2, 3])
     assert "| DCM | 0 | missing | missing |" in report.to_markdown()
     assert report.errors.rows[1][1] == 2
     assert differences(report)["DCM − DML"]["verdict"] == "missing"
@@ -120,7 +120,9 @@ def test_missing_runs_are_shown_as_missing_and_named(study: Study, tmp_path: Pat
 
 def test_missing_runs_come_with_the_command_that_makes_them() -> None:
     def note(name: str, seeds: range) -> str:
-        (missing,) = [note for note in build(catalogue.get(name), {}, seeds).errors.notes if note.startswith("Missing")]
+        (missing,) = [
+            note for note in build_tables(catalogue.get(name), {}, seeds).errors.notes if note.startswith("Missing")
+        ]
         return missing
 
     assert "`codistill study curves --seeds 3` makes them" in note("curves", range(1, 4))
@@ -129,18 +131,18 @@ def test_missing_runs_come_with_the_command_that_makes_them() -> None:
 
 def test_short_trainings_claim_no_order(tmp_path: Path) -> None:
     study = catalogue.get("curves")
-    short = build(study, results_of(study, tmp_path, "length.epochs=99"), [1, 2, 3])
+    short = build_tables(study, results_of(study, tmp_path, "length.epochs=99"), [1, 2, 3])
     assert {row["verdict"] for row in differences(short).values()} == {"inconclusive"}
     assert any(note.startswith("Inconclusive") for note in short.errors.notes)
     assert "Deviation: length.epochs: 200 → 99" in short.errors.notes
-    half = build(study, results_of(study, tmp_path, "length.epochs=100"), [1, 2, 3])
+    half = build_tables(study, results_of(study, tmp_path, "length.epochs=100"), [1, 2, 3])
     assert differences(half)["DCM − independent"]["verdict"] == "lower error"
     assert any(note.startswith("Scale 0.50") for note in half.errors.notes)
 
 
 def test_few_images_are_a_short_training_too(tmp_path: Path) -> None:
     study = catalogue.get("curves")
-    few = build(study, results_of(study, tmp_path, "data.train_limit=24000"), [1, 2, 3])
+    few = build_tables(study, results_of(study, tmp_path, "data.train_limit=24000"), [1, 2, 3])
     assert {row["verdict"] for row in differences(few).values()} == {"inconclusive"}
     assert any("has 0.48 of the full length" in note for note in few.errors.notes)
     assert [row[3] for row in few.errors.rows] == [None] * 3, "the paper's networks saw 50,000"
@@ -148,32 +150,32 @@ def test_few_images_are_a_short_training_too(tmp_path: Path) -> None:
 
 def test_the_papers_length_is_the_studys_to_say(tmp_path: Path) -> None:
     study = catalogue.get("curves")
-    bent = build(study, results_of(study, tmp_path, "length.epochs=20", "length.paper_epochs=20"), [1, 2, 3])
+    bent = build_tables(study, results_of(study, tmp_path, "length.epochs=20", "length.paper_epochs=20"), [1, 2, 3])
     assert {row["verdict"] for row in differences(bent).values()} == {"inconclusive"}
 
 
 def test_without_a_length_of_the_paper_the_studys_own_counts(study: Study, tmp_path: Path) -> None:
-    whole = build(study, results_of(study, tmp_path), [1, 2, 3])
+    whole = build_tables(study, results_of(study, tmp_path), [1, 2, 3])
     assert differences(whole)["DCM − independent"]["verdict"] == "lower error"
     assert not any(note.startswith(("Scale", "Inconclusive")) for note in whole.errors.notes)
     for change in ("length.epochs=19", "data.train_limit=749"):  # of 40 and of 1500
-        short = build(study, results_of(study, tmp_path, change), [1, 2, 3])
+        short = build_tables(study, results_of(study, tmp_path, change), [1, 2, 3])
         assert {row["verdict"] for row in differences(short).values()} == {"inconclusive"}
 
 
 def test_a_longer_row_is_as_short_as_the_others(tmp_path: Path) -> None:
     study = catalogue.get("efficiency")
-    (longer,) = [row for row in study.rows if row.longer != 1]
-    recipe = longer.resolved(["length.epochs=80"])
+    (longer,) = [row for row in study.rows if row.length_factor != 1]
+    recipe = longer.resolve(["length.epochs=80"])
     assert recipe.length.epochs == 224, "more than the paper's 200, and yet 0.4 of what the row stands for"
-    report = build(study, {longer.key: {1: read(tmp_path, recipe, (20.0, 20.0))}}, [1])
+    report = build_tables(study, {longer.key: {1: read(tmp_path, recipe, (20.0, 20.0))}}, [1])
     assert any("has 0.40 of the full length" in note for note in report.errors.notes)
     assert any(note.startswith("Hours are those of the clock") for note in report.errors.notes)
 
 
 def test_ours_beside_the_papers(tmp_path: Path) -> None:
     study = catalogue.get("curves")
-    report = build(study, results_of(study, tmp_path), [1, 2, 3])
+    report = build_tables(study, results_of(study, tmp_path), [1, 2, 3])
     assert report.errors.columns == ("row", "n", "a", "a, paper", "b", "b, paper")
     assert "| DML | 3 | 26.00(1.32) | 17.89(0.26) | 28.00(1.32) | 17.95(0.07) |" in report.to_markdown()
     assert any("The paper has 5 runs" in note for note in report.errors.notes)
@@ -182,7 +184,7 @@ def test_ours_beside_the_papers(tmp_path: Path) -> None:
 def test_the_papers_number_goes_where_networks_were_changed(tmp_path: Path) -> None:
     study = catalogue.get("curves")
     changed = ["networks.a=wrn-16-2", "networks.b=wrn-16-2"]
-    report = build(study, results_of(study, tmp_path, *changed), [1, 2, 3])
+    report = build_tables(study, results_of(study, tmp_path, *changed), [1, 2, 3])
     assert [row[3] for row in report.errors.rows] == [None] * 3
     assert "Deviation: networks.a: wrn-28-10 → wrn-16-2" in report.errors.notes
 
@@ -190,20 +192,20 @@ def test_the_papers_number_goes_where_networks_were_changed(tmp_path: Path) -> N
 def test_deviations_of_some_rows_say_which(study: Study, tmp_path: Path) -> None:
     results = {key: dict(by_seed) for key, by_seed in results_of(study, tmp_path).items()}
     dcm = study.rows[2]
-    recipe = dcm.resolved(["runtime.precision=bf16", "runtime.threads=1", "checkpoints.keep=9"]).replace(seed=1)
+    recipe = dcm.resolve(["runtime.precision=bf16", "runtime.threads=1", "checkpoints.keep=9"]).replace(seed=1)
     results[dcm.key][1] = read(tmp_path, recipe, (23.0, 25.0))
-    notes = [note for note in build(study, results, [1, 2, 3]).errors.notes if note.startswith("Deviation")]
+    notes = [note for note in build_tables(study, results, [1, 2, 3]).errors.notes if note.startswith("Deviation")]
     assert notes == ["Deviation: runtime.precision: fp32 → bf16 (in DCM)"]
 
 
 def test_runs_of_different_commits_are_warned_of(study: Study, tmp_path: Path) -> None:
     results = {key: dict(by_seed) for key, by_seed in results_of(study, tmp_path).items()}
-    same = build(study, results, [1, 2, 3]).errors.notes
+    same = build_tables(study, results, [1, 2, 3]).errors.notes
     assert not any("Warning" in note for note in same)
     key, recipe = study.rows[0].key, study.rows[0].recipe
     other = {"commit": "fedcba9876543210", "dirty": True, "accelerators": ["NVIDIA H200"], "torch": "2.11.0"}
     results[key][1] = read(tmp_path, recipe, (26.0, 28.0), environment=other)
-    notes = build(study, results, [1, 2, 3]).errors.notes
+    notes = build_tables(study, results, [1, 2, 3]).errors.notes
     assert "Warning: these runs are of 2 different machines." in notes
     assert "Warning: these runs are of 2 different commits." in notes
     (machines,) = [note for note in notes if note.startswith("Ran on")]
@@ -213,15 +215,15 @@ def test_runs_of_different_commits_are_warned_of(study: Study, tmp_path: Path) -
 
 
 def test_the_best_epoch_has_columns_of_its_own_on_request(study: Study, tmp_path: Path) -> None:
-    report = build(study, results_of(study, tmp_path), [1, 2, 3], best_epoch=True)
+    report = build_tables(study, results_of(study, tmp_path), [1, 2, 3], best_epoch=True)
     assert report.errors.columns == ("row", "n", "a", "a, best epoch", "b", "b, best epoch")
     assert report.errors.rows[0][2:4] == (Summary(3, 27.0, 1.0), Summary(3, 26.0, 1.0))
     assert any("flatters" in note for note in report.errors.notes)
 
 
 def test_top_5_where_the_paper_reports_it(tmp_path: Path) -> None:
-    study = catalogue.get("table2").only(rows=["resnet-18-same"])
-    report = build(study, results_of(study, tmp_path, seeds=(1,)), [1])
+    study = catalogue.get("table2").select(rows=["resnet-18-same"])
+    report = build_tables(study, results_of(study, tmp_path, seeds=(1,)), [1])
     assert report.errors.columns[2:6] == ("a top-1", "a top-1, paper", "a top-5", "a top-5, paper")
     ours, theirs = report.errors.rows[0][2:6:2], report.errors.rows[0][3:6:2]
     assert ours == (Summary(1, 26.0, None), Summary(1, 13.0, None))
@@ -231,7 +233,7 @@ def test_top_5_where_the_paper_reports_it(tmp_path: Path) -> None:
 def test_a_frozen_teacher_is_not_compared(tmp_path: Path) -> None:
     study = catalogue.get("kd")
     results = made_up_results(study, [1, 2], tmp_path)
-    compared = [(row[0], row[1]) for row in build(study, results, [1, 2]).differences.rows]
+    compared = [(row[0], row[1]) for row in build_tables(study, results, [1, 2]).differences.rows]
     assert ("KD − independent", "b") in compared
     assert not any("KD" in contrast and "a" in of.replace("mean", "") for contrast, of in compared)
 
@@ -240,7 +242,7 @@ def test_every_study_makes_its_table_in_every_form(tmp_path: Path) -> None:
     made = 0
     for name in catalogue.NAMES:
         study = catalogue.get(name)
-        report = build(study, made_up_results(study, [1, 2], tmp_path), [1, 2])
+        report = build_tables(study, made_up_results(study, [1, 2], tmp_path), [1, 2])
         assert len(report.errors.rows) == len(study.rows)
         assert report.differences.rows
         assert "missing" not in report.to_markdown()
@@ -269,7 +271,7 @@ def test_markdown() -> None:
 
 
 def test_options_keep_both_dashes_in_latex() -> None:
-    """TeX makes one long dash of two."""
+    """TeX merges two dashes into one."""
     assert (
         r"`codistill study demo -{}-seeds 2`"
         in Table("t", ("a",), (), ("`codistill study demo --seeds 2`",)).to_latex()
@@ -283,7 +285,7 @@ def test_csv_has_numbers_in_columns_of_their_own() -> None:
 def test_numbers_have_two_decimals_and_small_ones_two_digits() -> None:
     numbers = {1.0: "1.00", -0.0999: "-0.10", 0.0: "0.00", 0.0042: "0.0042", 12.345: "12.35", -0.05: "-0.05"}
     for number, text in numbers.items():
-        assert shown(number) == text
+        assert format_cell(number) == text
 
 
 def test_latex_is_escaped() -> None:
@@ -300,5 +302,5 @@ def test_json_has_numbers_in_full() -> None:
 
 
 def test_a_ragged_table_is_refused() -> None:
-    with pytest.raises(ValueError, match="1 cells under 2 columns"):
+    with pytest.raises(ValueError, match=r"1 cells.* 2 columns"):
         Table("t", ("a", "b"), (("x",),))

@@ -1,7 +1,7 @@
-"""Trainings that share one import of torch: a server forks a child for each, which does what `codistill train` does.
+"""Trainings that share one import of torch: a server forks a child for each, which runs `codistill train`.
 
-Importing takes longer than a toy's training. The study starts a process as ever; that process hands its arguments and
-its output over, and ends as the training ended.
+Importing torch takes longer than training a toy. The study starts a process as usual; that process sends its arguments
+and its output to the server, and exits with the training's code.
 """
 
 import subprocess
@@ -23,7 +23,7 @@ listener = socket.socket(socket.AF_UNIX)
 listener.bind(sys.argv[1])
 listener.listen()
 print("ready", flush=True)
-signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the children are not waited for
 while True:
     connection, _ = listener.accept()
     if os.fork() == 0:
@@ -44,7 +44,7 @@ while True:
     connection.close()
 """
 
-# argv: the socket, then what the training is given.
+# argv: the socket, then the arguments of the training.
 CLIENT = """
 import json, socket, sys
 connection = socket.socket(socket.AF_UNIX)
@@ -56,7 +56,7 @@ sys.exit(int(connection.recv(16) or 1))
 
 @contextmanager
 def warm_trainings(folder: Path) -> Iterator[Command]:
-    """A command for studies, as long as the server lives."""
+    """A command for studies while the server runs."""
     address = str(folder / "socket")
     with subprocess.Popen([sys.executable, "-c", SERVER, address], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None

@@ -16,49 +16,50 @@ from typer.testing import CliRunner
 from codistill.cli.app import app
 from codistill.engine import trainer
 from codistill.recipes import get
-from codistill.trackers import following
-from codistill.trackers.following import Followers, numbers
+from codistill.trackers import sink
+from codistill.trackers.base import scalars_in
+from codistill.trackers.sink import TrackerSink
 
 TINY = ["data.train_limit=20", "data.test_limit=20", "evaluation.every_epochs=1", "runtime.device=cpu"]
 RECIPE = get("quickstart", [*TINY, "length.epochs=3"])
 
 
 def train(folder: Path, *names: str, epochs: int | None = None) -> None:
-    """Train, telling the trackers, to the end or until so many epochs are done."""
-    with Followers(names, RECIPE, folder) as followers:
+    """Train with trackers, to the end or for a number of epochs."""
+    with TrackerSink(names, RECIPE, folder) as trackers:
         for progress in trainer.train(RECIPE, folder):
-            followers.catch_up()
+            trackers.flush()
             if progress.epoch == epochs:
                 break
 
 
 def journal(folder: Path) -> dict[int, dict[str, float]]:
-    """What every tracker should have: numbers by epoch and path."""
+    """The numbers that every tracker should have, by epoch and path."""
     records = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
-    return {record["epoch"]: dict(numbers(record)) for record in records}
+    return {record["epoch"]: dict(scalars_in(record)) for record in records}
 
 
 def test_numbers_are_named_by_their_path() -> None:
     record = {"epoch": 4, "test": {"a/final": {"nll": 1.5, "ece": None}}, "terms": {"labels->a/final": 2}}
-    assert dict(numbers(record)) == {"test/a/final/nll": 1.5, "terms/labels->a/final": 2.0}
+    assert dict(scalars_in(record)) == {"test/a/final/nll": 1.5, "terms/labels->a/final": 2.0}
 
 
-class Noted:
-    """A tracker that only listens."""
+class Recorder:
+    """A tracker that records the epochs it gets."""
 
-    told: list[int]
+    epochs: list[int]
 
     def __init__(self, recipe: object, folder: Path) -> None:
-        Noted.told = []
+        Recorder.epochs = []
 
     def add(self, epoch: int, values: Mapping[str, float]) -> None:
-        Noted.told.append(epoch)
+        Recorder.epochs.append(epoch)
 
     def close(self, finished: bool) -> None:
-        Noted.told.append(-1 if finished else -2)
+        Recorder.epochs.append(-1 if finished else -2)
 
 
-class Broken(Noted):
+class Broken(Recorder):
     def add(self, epoch: int, values: Mapping[str, float]) -> None:
         raise RuntimeError("no connection")
 
@@ -68,36 +69,36 @@ class Unopened:
         raise RuntimeError("no login")
 
 
-def test_each_evaluation_is_told_once_and_the_end_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(following.TRACKERS, "noted", Noted)
-    train(tmp_path / "run", "noted")
-    assert Noted.told == [1, 2, 3, -1]
+def test_each_evaluation_is_logged_once_and_the_end_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sink.TRACKERS, "recorder", Recorder)
+    train(tmp_path / "run", "recorder")
+    assert Recorder.epochs == [1, 2, 3, -1]
 
 
-def test_a_continued_run_is_told_from_its_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(following.TRACKERS, "noted", Noted)
-    train(tmp_path / "run", "noted", epochs=1)
-    assert Noted.told == [1, -2]
-    train(tmp_path / "run", "noted")
-    assert Noted.told == [1, 2, 3, -1]
+def test_a_continued_run_is_logged_from_its_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sink.TRACKERS, "recorder", Recorder)
+    train(tmp_path / "run", "recorder", epochs=1)
+    assert Recorder.epochs == [1, -2]
+    train(tmp_path / "run", "recorder")
+    assert Recorder.epochs == [1, 2, 3, -1]
 
 
 @pytest.mark.parametrize(
     ("tracker", "words"),
     [
-        (Broken, "fails (no connection) and is told no more; the journal has everything"),
-        (Unopened, "cannot begin (no login), so the run is not tracked there"),
+        (Broken, "failed (no connection) and gets no more; the journal has everything"),
+        (Unopened, "cannot be opened (no login), so the run is not tracked there"),
     ],
 )
 def test_a_tracker_that_fails_is_named_once_and_harms_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tracker: Any, words: str
 ) -> None:
-    monkeypatch.setitem(following.TRACKERS, "broken", tracker)
-    monkeypatch.setitem(following.TRACKERS, "noted", Noted)
+    monkeypatch.setitem(sink.TRACKERS, "broken", tracker)
+    monkeypatch.setitem(sink.TRACKERS, "recorder", Recorder)
     with caplog.at_level(logging.WARNING, logger="codistill"):
-        train(tmp_path / "run", "broken", "noted")
+        train(tmp_path / "run", "broken", "recorder")
     assert [record.getMessage() for record in caplog.records if "broken" in record.getMessage()] == [f"broken {words}"]
-    assert Noted.told == [1, 2, 3, -1]
+    assert Recorder.epochs == [1, 2, 3, -1]
     assert (tmp_path / "run" / "result.json").exists()
 
 
@@ -120,7 +121,7 @@ def call(*arguments: object) -> Any:
     return CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="codistill")
 
 
-def test_what_is_no_tracker_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_an_unknown_tracker_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     done = call("train", "quickstart", *TINY, "--out", tmp_path / "run", "--track", "tensorbord")
     assert done.exit_code == 2
     assert "unknown tracker 'tensorbord'; did you mean 'tensorboard'?" in done.stderr
@@ -135,18 +136,18 @@ def test_nothing_is_tracked_unless_asked(tmp_path: Path) -> None:
 
 
 def test_a_stopped_run_says_how_to_go_on_with_its_trackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Stopping(Noted):
+    class Stopping(Recorder):
         def add(self, epoch: int, values: Mapping[str, float]) -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setitem(following.TRACKERS, "noted", Stopping)
-    done = call("train", "quickstart", *TINY, "length.epochs=3", "--out", tmp_path / "run", "--track", "noted")
+    monkeypatch.setitem(sink.TRACKERS, "recorder", Stopping)
+    done = call("train", "quickstart", *TINY, "length.epochs=3", "--out", tmp_path / "run", "--track", "recorder")
     assert done.exit_code == 75
-    assert "--track=noted" in done.stdout
+    assert "--track=recorder" in done.stdout
 
 
 def test_tensorboard_gives_the_numbers_back(tmp_path: Path) -> None:
-    """By its own reader, after a stop too: nothing twice, nothing missing."""
+    """Read with TensorBoard's own reader, also after a stop: nothing twice, nothing missing."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     folder = tmp_path / "run"
@@ -159,15 +160,15 @@ def test_tensorboard_gives_the_numbers_back(tmp_path: Path) -> None:
     assert set(read.Tags()["scalars"]) == names
     assert len(names) > 40
     for name in names:
-        told = {event.step: event.value for event in read.Scalars(name)}
+        logged = {event.step: event.value for event in read.Scalars(name)}
         exact = {epoch: values[name] for epoch, values in expected.items() if name in values}
-        assert told == pytest.approx(exact, rel=1e-6)  # it keeps float32
+        assert logged == pytest.approx(exact, rel=1e-6)  # it keeps float32
         assert len(read.Scalars(name)) == len(exact)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own use of its database library
 def test_mlflow_gives_the_numbers_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its own client, from the database of its own that it makes where none is named."""
+    """Read with MLflow's own client from its default database."""
     from mlflow.tracking import MlflowClient
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -183,8 +184,8 @@ def test_mlflow_gives_the_numbers_back(tmp_path: Path, monkeypatch: pytest.Monke
     assert run.data.params["method"] == "dcm"
     for name in {name for values in journal(folder).values() for name in values}:
         history = client.get_metric_history(run.info.run_id, name.replace("->", " to "))
-        told = [(one.step, one.value) for one in history]
-        assert told == [(epoch, values[name]) for epoch, values in journal(folder).items() if name in values]
+        logged = [(one.step, one.value) for one in history]
+        assert logged == [(epoch, values[name]) for epoch, values in journal(folder).items() if name in values]
 
 
 def wandb_records(content: bytes) -> Iterator[bytes]:
@@ -204,7 +205,7 @@ def wandb_records(content: bytes) -> Iterator[bytes]:
 
 
 def test_wandb_gives_the_numbers_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From its offline file, by its own messages; nothing leaves the machine."""
+    """Read from its offline file with W&B's own message format; nothing leaves the machine."""
     import wandb
     from wandb.proto import wandb_internal_pb2
 
@@ -213,13 +214,13 @@ def test_wandb_gives_the_numbers_back(tmp_path: Path, monkeypatch: pytest.Monkey
     train(folder, "wandb")
     wandb.teardown()  # its own process writes the file, and ends with ours or here
     (file,) = (folder / "wandb").glob("offline-run-*/*.wandb")
-    told: dict[int, dict[str, float]] = {}
+    logged: dict[int, dict[str, float]] = {}
     for content in wandb_records(file.read_bytes()):
         record = wandb_internal_pb2.Record()
         record.ParseFromString(content)
         if record.WhichOneof("record_type") == "history":
             items = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
-            told[record.history.step.num] = {
+            logged[record.history.step.num] = {
                 name: json.loads(value) for name, value in items.items() if not name.startswith("_")
             }
-    assert told == journal(folder)
+    assert logged == journal(folder)

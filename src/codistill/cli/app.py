@@ -273,7 +273,7 @@ def study(
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder; default: runs/NAME.")] = None,
     jobs: Annotated[
-        int | None, typer.Option(metavar="N", help="Number of runs at a time; default: as many as fit.")
+        int | None, typer.Option(metavar="N", help="Number of runs at a time; default: one per core, one on a GPU.")
     ] = None,
     methods: Annotated[str | None, typer.Option(metavar="A,B", help="Only rows with these methods.")] = None,
     rows: Annotated[str | None, typer.Option(metavar="A,B", help="Only these rows or groups of rows.")] = None,
@@ -284,8 +284,8 @@ def study(
     publish: Annotated[Path | None, typer.Option(metavar="DIR", help="Copy the results of finished runs here.")] = None,
 ) -> None:
     """Train all runs of a study and print its table, with n and ±."""
+    from codistill.cli.study import run_study
     from codistill.cli.terminal import console
-    from codistill.studies.command import run_study
 
     code = run_study(
         name,

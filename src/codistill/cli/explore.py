@@ -241,7 +241,7 @@ def bench_data(
 
 
 def bench(source: str, changes: list[str], *, steps: int, as_json: bool) -> None:
-    from codistill.studies.costs import sizes
+    from codistill.studies.flops import sizes
 
     recipe = recipes.resolve(source, changes)
     seen = sizes(recipe)

@@ -30,7 +30,7 @@ from codistill.errors import ExitCode
 from codistill.log import logging_to
 from codistill.recipes.schema import Recipe
 from codistill.runs.folder import RunFolder
-from codistill.trackers.following import Followers, check
+from codistill.trackers.sink import TrackerSink, check_trackers
 
 if TYPE_CHECKING:
     from codistill.engine.trainer import Progress
@@ -74,7 +74,7 @@ def train(
         if given := options.layout.arguments:
             raise ValueError(f"{given[0]} needs several processes; add --nproc N, or use torchrun")
         return single.train(source, changes, out, quiet=quiet, trackers=trackers)
-    check(trackers)
+    check_trackers(trackers)
     screen = console(quiet=quiet)
     recipe = single.resolve(source, changes, screen)
     folder = out or default_folder(recipe)
@@ -119,14 +119,14 @@ def train_as_rank(recipe: Recipe, folder: Path, options: LaunchOptions, *, quiet
             StopRequest() as stop,
             logging_to(ConsoleHandler(screen)),
             display(recipe, folder, screen, stop) as shown,
-            Followers(trackers if world.is_root else (), recipe, folder) as followers,
+            TrackerSink(trackers if world.is_root else (), recipe, folder) as sink,
             memory_explained(f"{smaller(recipe)}, and another --out"),
         ):
             stop()  # from now on a signal does not end this process: the other ranks would wait for it
 
             def show(progress: "Progress") -> None:
                 shown.show(progress)
-                followers.catch_up()
+                sink.flush()
 
             train_rank(
                 recipe,

@@ -14,7 +14,7 @@ from codistill.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from codistill.report.overview import Overview
-    from codistill.studies.report import Report
+    from codistill.studies.analysis import StudyTables
 
 ON_CPU = "free it from other programs, or set CUDA_VISIBLE_DEVICES= to evaluate on the CPU"
 
@@ -109,8 +109,8 @@ def report(paths: Sequence[Path], out: Path, *, patience_s: float) -> None:
 
 def compare(paths: Sequence[Path], out: Path | None, *, as_json: bool) -> None:
     """Print the comparison, and write it to ``out`` in the format of its suffix."""
+    from codistill.cli.study import print_table
     from codistill.report.overview import read_overview
-    from codistill.studies.output import print_table
 
     if out is not None and out.suffix not in FORMATS:
         raise unknown("format of a comparison", out.suffix or str(out), FORMATS)
@@ -130,18 +130,18 @@ def compare(paths: Sequence[Path], out: Path | None, *, as_json: bool) -> None:
             typer.echo(f"wrote {file}", err=True)
 
 
-def _to_html(seen: "Overview", made: "Report", out: Path) -> dict[Path, str]:
+def _to_html(seen: "Overview", made: "StudyTables", out: Path) -> dict[Path, str]:
     from codistill.report import page
 
     return {out: page.report_page(seen).html()}
 
 
-def _to_csv(seen: "Overview", made: "Report", out: Path) -> dict[Path, str]:
+def _to_csv(seen: "Overview", made: "StudyTables", out: Path) -> dict[Path, str]:
     return {out: made.errors.to_csv(), out.with_suffix(".differences.csv"): made.differences.to_csv()}
 
 
 # From a comparison to the contents of its files.
-FORMATS: dict[str, Callable[["Overview", "Report", Path], Mapping[Path, str]]] = {
+FORMATS: dict[str, Callable[["Overview", "StudyTables", Path], Mapping[Path, str]]] = {
     ".html": _to_html,
     ".csv": _to_csv,
     ".md": lambda seen, made, out: {out: made.to_markdown()},

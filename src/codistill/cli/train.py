@@ -18,12 +18,12 @@ from codistill.log import logging_to
 from codistill.recipes.schema import Recipe
 from codistill.runs.folder import RunFolder
 from codistill.runs.result import read_finished
-from codistill.trackers.following import Followers, check
+from codistill.trackers.sink import TrackerSink, check_trackers
 
 
 def train(source: str, changes: Sequence[str], out: Path | None, *, quiet: bool, trackers: Sequence[str] = ()) -> int:
     """Train to the end or until a signal; return the exit code."""
-    check(trackers)
+    check_trackers(trackers)
     screen = console(quiet=quiet)
     recipe = resolve(source, changes, screen)
     folder = out or default_folder(recipe)
@@ -59,12 +59,12 @@ def drive(recipe: Recipe, folder: Path, screen: Console, trackers: Sequence[str]
         with (
             logging_to(ConsoleHandler(screen)),
             display(recipe, folder, screen, stop) as shown,
-            Followers(trackers, recipe, folder) as followers,
+            TrackerSink(trackers, recipe, folder) as sink,
             memory_explained(f"{smaller(recipe)}, and another --out"),
         ):
             for progress in trainer.train(recipe, folder, stop=stop, heartbeat=shown.heartbeat):
                 shown.show(progress)
-                followers.catch_up()
+                sink.flush()
 
 
 @contextmanager

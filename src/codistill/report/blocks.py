@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from markupsafe import Markup
 
-from codistill.studies.tables import Cell, Table, shown
+from codistill.studies.tables import Cell, Table, format_cell
 
 MOST_ROWS = 24  # of a chart's table; the page's CSV has all
 HALF = 80  # characters that fit into a table, or below an axis, on half of a wide page
@@ -84,8 +84,8 @@ class Chart:
 
     def _describe(self, series: Series) -> str:
         if self.points:
-            return f"{series.name}: {shown(min(series.y))} to {shown(max(series.y))}{self._unit}"
-        return f"{series.name} ends at {shown(series.y[-1])}{self._unit}"
+            return f"{series.name}: {format_cell(min(series.y))} to {format_cell(max(series.y))}{self._unit}"
+        return f"{series.name} ends at {format_cell(series.y[-1])}{self._unit}"
 
     @property
     def _unit(self) -> str:
@@ -156,7 +156,7 @@ class Grid:
     @property
     def is_wide(self) -> bool:
         by_column = zip(self.table.columns, *self.table.rows, strict=True)
-        return sum(2 + max(len(shown(cell)) for cell in column) for column in by_column) > HALF
+        return sum(2 + max(len(format_cell(cell)) for cell in column) for column in by_column) > HALF
 
 
 @dataclass(frozen=True)

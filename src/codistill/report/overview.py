@@ -12,10 +12,9 @@ from codistill.recipes.changes import as_change
 from codistill.recipes.schema import Recipe
 from codistill.report.read import FoundRuns, SeenRun, find
 from codistill.studies import catalogue
+from codistill.studies.analysis import StudyTables, build_tables, training_differences
 from codistill.studies.published import Setting, setting_of
-from codistill.studies.report import Report, build, differing
-from codistill.studies.rows import LABELS, group
-from codistill.studies.study import PaperNumbers, Row, Study, slug
+from codistill.studies.study import METHOD_LABELS, PaperNumbers, Study, StudyRow, cohort_title, slug
 from codistill.studies.tables import Table
 
 FEW_ENTRIES = 4  # up to this number all pairs are compared; with more, each entry is compared with the first
@@ -26,7 +25,7 @@ FEW_CHANGES = 3  # changes named in a label
 class Entry:
     """One recipe and its runs by seed, finished or not."""
 
-    row: Row
+    row: StudyRow
     runs: Mapping[int, SeenRun]
     name: str
     """The row's label, with its group where the study has several."""
@@ -73,13 +72,13 @@ class Overview:
             group: tuple(entry for entry in self.entries if entry.row.group == group) for group in self.study.groups
         }
 
-    def tables(self) -> Report:
+    def tables(self) -> StudyTables:
         """Return errors with n and ± next to the paper's, and differences paired by seed, of the finished runs."""
         results = {
             entry.row.key: {seed: run.result for seed, run in entry.runs.items() if run.result is not None}
             for entry in self.entries
         }
-        made = build(self.study, results, self.seeds)
+        made = build_tables(self.study, results, self.seeds)
         return (
             made
             if self.known
@@ -102,7 +101,7 @@ class Overview:
             yield "Rows that were tested on different images are not compared."
         for entry in self.entries:
             first = next(one for one in self.entries if one.row.group == entry.row.group)
-            if lines := differing(first.recipe, entry.recipe):
+            if lines := training_differences(first.recipe, entry.recipe):
                 yield f"{entry.name} differs from {first.label} in {'; '.join(lines)}"
         if any(len({entry.recipe.length.scale for entry in entries}) > 1 for entries in together):
             yield "These rows have different shares of their full length; a longer training alone lowers the error."
@@ -136,7 +135,9 @@ def _by_recipe(runs: Sequence[SeenRun]) -> list[dict[int, SeenRun]]:
     groups: list[dict[int, SeenRun]] = []
     for run in sorted(runs, key=lambda run: run.recipe.seed):
         seed = run.recipe.seed
-        same = (g for g in groups if not differing(next(iter(g.values())).recipe, run.recipe) and seed not in g)
+        same = (
+            g for g in groups if not training_differences(next(iter(g.values())).recipe, run.recipe) and seed not in g
+        )
         if group := next(same, None):
             group[seed] = run
         else:
@@ -163,9 +164,9 @@ def known_study(recipes: Sequence[Recipe]) -> Study | None:
     return None
 
 
-def _rows_by_setting(study: Study, recipe: Recipe) -> dict[Setting, Row]:
+def _rows_by_setting(study: Study, recipe: Recipe) -> dict[Setting, StudyRow]:
     """Return the rows that a recipe can belong to, by its deviations from the row."""
-    found: dict[Setting, Row] = {}
+    found: dict[Setting, StudyRow] = {}
     for row in study.rows:
         if (setting := setting_of(row, recipe)) is not None:
             found.setdefault(setting, row)
@@ -182,7 +183,7 @@ def _own_study(firsts: Sequence[SeenRun]) -> Study:
     return Study(
         name="comparison" if len(firsts) > 1 else "run",
         title="; ".join(dict.fromkeys(_cohort(run.recipe) for run in firsts)),
-        rows=tuple(Row(_tested_on(run), labels[run.path], run.recipe, _paper(run.recipe)) for run in firsts),
+        rows=tuple(StudyRow(_tested_on(run), labels[run.path], run.recipe, _paper(run.recipe)) for run in firsts),
         contrasts=tuple(dict.fromkeys((later, earlier) for earlier, later in pairs)),
     )
 
@@ -204,11 +205,11 @@ def _pairs(labels: Sequence[str]) -> Iterable[tuple[str, str]]:
 
 def _labels(firsts: Sequence[SeenRun]) -> list[str]:
     """Return distinct labels: the method, if needed with the networks, the differences from the first, or the path."""
-    by_method = [LABELS.get(run.recipe.method, run.recipe.method) for run in firsts]
-    with_networks = [f"{label}, {group(run.recipe)}" for label, run in zip(by_method, firsts, strict=True)]
+    by_method = [METHOD_LABELS.get(run.recipe.method, run.recipe.method) for run in firsts]
+    with_networks = [f"{label}, {cohort_title(run.recipe)}" for label, run in zip(by_method, firsts, strict=True)]
     in_full = []
     for label, run in zip(by_method, firsts, strict=True):
-        changes = [as_change(line) for line in differing(firsts[0].recipe, run.recipe)]
+        changes = [as_change(line) for line in training_differences(firsts[0].recipe, run.recipe)]
         others = [change for change in changes if not change.startswith("method=")]
         more = [f"{len(others) - FEW_CHANGES} more changes"] if len(others) > FEW_CHANGES else []
         in_full.append(", ".join([label, *others[:FEW_CHANGES], *more]))

@@ -16,7 +16,7 @@ from codistill.report import curves, mistakes, sections
 from codistill.report.blocks import Block, Chart, Drawing, Fold, Matrix, Section, Words, lay_out
 from codistill.report.overview import Entry, Overview, read_overview
 from codistill.runs.files import write_atomically
-from codistill.studies.tables import Table, shown
+from codistill.studies.tables import Table, format_cell
 from codistill.transfer.drawing import summary
 from codistill.transfer.graph import LABELS
 
@@ -171,7 +171,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         autoescape=True,
     )
-    environment.filters["shown"] = shown
+    environment.filters["shown"] = format_cell
     environment.globals["numeric"] = _number_columns
     environment.globals["lay_out"] = lay_out
     environment.tests["number"] = lambda cell: isinstance(cell, int | float)

@@ -13,7 +13,7 @@ from codistill.runs.files import open_regular, read_json
 from codistill.runs.folder import MAX_BYTES, RunFolder
 from codistill.runs.journal import MAX_LINE_BYTES
 from codistill.runs.result import Result, parse_result, read_result_content
-from codistill.studies.rows import LABELS
+from codistill.studies.study import METHOD_LABELS
 
 ACCEPTED = "the folder of a run or a study, a result.json, or a folder of result files"
 
@@ -244,7 +244,7 @@ def _read(paths: Sequence[Path], left_out: list[str]) -> Iterator[SeenRun]:
 
 
 def _method_order(run: SeenRun) -> int:
-    methods = list(LABELS)
+    methods = list(METHOD_LABELS)
     return methods.index(run.recipe.method) if run.recipe.method in methods else len(methods)
 
 

@@ -15,8 +15,8 @@ from codistill.report.curves import ERROR
 from codistill.report.overview import Entry, Overview
 from codistill.report.read import SeenRun
 from codistill.runs.result import device_name
-from codistill.studies.costs import training_flops
-from codistill.studies.report import differing
+from codistill.studies.analysis import training_differences
+from codistill.studies.flops import training_flops
 from codistill.studies.statistics import Interval, summarise
 from codistill.studies.tables import Cell, Table
 
@@ -215,8 +215,8 @@ def repeat_blocks(seen: Overview) -> Iterator[Block]:
 def _study_command(seen: Overview) -> str:
     """Return the study's command with the overrides common to its runs, taken from a row of normal length."""
     study = seen.study
-    plain = next((entry for entry in seen.entries if entry.row.longer == 1), seen.entries[0])
-    changes = [as_change(line) for line in differing(plain.row.resolved(), plain.recipe)]
+    plain = next((entry for entry in seen.entries if entry.row.length_factor == 1), seen.entries[0])
+    changes = [as_change(line) for line in training_differences(plain.row.resolve(), plain.recipe)]
     count = max(seen.seeds) - study.first_seed + 1
     return shlex.join(["codistill", "study", study.name, *changes, "--seeds", str(count)])
 

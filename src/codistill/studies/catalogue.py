@@ -1,4 +1,4 @@
-"""The studies that ship: functions by name. Rows derive from the recipe catalogue, so tables share runs by recipe."""
+"""The studies that ship, as functions by name. Rows derive from the recipe catalogue, so tables share runs."""
 
 from collections.abc import Callable, Mapping
 
@@ -7,8 +7,38 @@ from codistill.errors import unknown
 from codistill.networks.families import title
 from codistill.recipes import Recipe
 from codistill.studies import paper
-from codistill.studies.rows import LABELS, THREE, THREE_CONTRASTS, group, method_rows, noise_rows, pair_rows
-from codistill.studies.study import Row, Study
+from codistill.studies.study import METHOD_LABELS, Study, StudyRow, cohort_title
+
+THREE = ("independent", "dml", "dcm")
+THREE_CONTRASTS = (("DML", "independent"), ("DCM", "independent"), ("DCM", "DML"))
+
+
+def method_rows(
+    recipe: Recipe,
+    methods: tuple[str, ...],
+    cells: Mapping[str, str] | None = None,
+    *,
+    group: str | None = None,
+    runs: int | None = paper.RUNS,
+) -> tuple[StudyRow, ...]:
+    """One row per method on the same recipe, each with the paper's number where there is one."""
+    return tuple(
+        StudyRow(
+            group or cohort_title(recipe),
+            METHOD_LABELS[method],
+            recipe.replace(method=method),
+            paper.numbers((cells or {}).get(method, ""), runs),
+        )
+        for method in methods
+    )
+
+
+def pair_rows(cells: Mapping[str, Mapping[str, str]], runs: int | None = paper.RUNS) -> tuple[StudyRow, ...]:
+    return tuple(row for name, pair in cells.items() for row in method_rows(recipes.get(name), THREE, pair, runs=runs))
+
+
+def noise_rows(recipe: Recipe, cells: Mapping[str, str] | None = None) -> tuple[StudyRow, ...]:
+    return method_rows(recipe, THREE, cells, group=f"{recipe.data.wrong_labels:.0%} wrong")
 
 
 def demo() -> Study:
@@ -18,7 +48,7 @@ def demo() -> Study:
         rows=method_rows(recipes.get("quickstart"), THREE),
         contrasts=THREE_CONTRASTS,
         seeds=3,
-        first_seed=41,  # the setting was chosen on 101 to 103, and a shorter one given up on 1 to 3
+        first_seed=41,  # the setting was chosen on seeds 101 to 103, a shorter one rejected on 1 to 3
     )
 
 
@@ -44,7 +74,7 @@ def table2() -> Study:
 
 
 def table3() -> Study:
-    # C1+C2C3 is the default, written as such so that its runs are Table 1's.
+    # C1+C2C3 is the default placement: the recipe of Table 1, so that the two tables share its runs.
     default = recipes.get("cifar100/wrn-28-10-twins")
     labels = {
         "table3/independent": "independent",
@@ -55,7 +85,7 @@ def table3() -> Study:
         "table3/c2c3c4": "C1+C2C3C4",
     }
     rows = tuple(
-        Row(
+        StudyRow(
             "WRN-28-10 & same",
             label,
             default if name == "table3/c2c3" else recipes.get(name),
@@ -78,7 +108,7 @@ def table3() -> Study:
 def table4() -> Study:
     kinds = {"apfc": "APFC", "narrow": "narrow", "paper": "default"}
     rows = tuple(
-        Row(group(recipe := recipes.get(name)), kinds[recipe.heads.kind], recipe, paper.numbers(cell))
+        StudyRow(cohort_title(recipe := recipes.get(name)), kinds[recipe.heads.kind], recipe, paper.numbers(cell))
         for name, cell in paper.TABLE_4.items()
     )
     return Study(
@@ -91,7 +121,7 @@ def table4() -> Study:
 
 def table5() -> Study:
     rows = tuple(
-        Row(group(recipe := recipes.get(name)), LABELS[recipe.method], recipe, paper.numbers(cell))
+        StudyRow(cohort_title(recipe := recipes.get(name)), METHOD_LABELS[recipe.method], recipe, paper.numbers(cell))
         for name, cell in paper.TABLE_5.items()
     )
     return Study(
@@ -103,7 +133,7 @@ def table5() -> Study:
 
 
 _EDGE_CONTRASTS = (
-    *((LABELS[method], "independent") for method in ("dml", "dml_ds", "dcm_1", "dcm_2", "dcm")),
+    *((METHOD_LABELS[method], "independent") for method in ("dml", "dml_ds", "dcm_1", "dcm_2", "dcm")),
     ("DML + DS", "DML"),
     ("DCM-1", "DML + DS"),
     ("DCM-2", "DML + DS"),
@@ -122,7 +152,7 @@ def table6() -> Study:
         "table6/wrn-28-10-dropout": "cifar100/wrn-28-10-dropout-twins",
     }
 
-    def rows(alone: str) -> tuple[Row, ...]:
+    def rows(alone: str) -> tuple[StudyRow, ...]:
         pair = recipes.get(twins[alone])
         of = {
             "independent": pair.replace(method="independent"),
@@ -131,7 +161,9 @@ def table6() -> Study:
         }
         cells = paper.TABLE_6[alone]
         label = title(pair.networks["a"])
-        return tuple(Row(label, LABELS[key], recipe, paper.numbers(cells[key])) for key, recipe in of.items())
+        return tuple(
+            StudyRow(label, METHOD_LABELS[key], recipe, paper.numbers(cells[key])) for key, recipe in of.items()
+        )
 
     return Study(
         name="table6",
@@ -153,13 +185,15 @@ def table7() -> Study:
 def kd() -> Study:
     pair = recipes.get("cifar100/wrn-28-10-resnet-110")
     alone, *mutual = method_rows(pair, THREE, {**paper.TABLE_1[pair.name], **paper.KD})
-    # The teacher is the WRN-28-10 that was trained alone with the same seed; its run says where its weights lie.
+    # The teacher is the WRN-28-10 trained alone with the same seed; planning fills in the path of its weights.
     student = pair.replace(method="kd", start={"a": "the weights of a finished run"})
-    taught = Row(alone.group, LABELS["kd"], student, paper.numbers(paper.KD["kd"]), teachers={"a": (alone, "a")})
+    student_row = StudyRow(
+        alone.group, METHOD_LABELS["kd"], student, paper.numbers(paper.KD["kd"]), teachers={"a": (alone, "a")}
+    )
     return Study(
         name="kd",
         title="KD: a trained, frozen WRN-28-10 (a) teaches ResNet-110 (b), on CIFAR-100",
-        rows=(alone, taught, *mutual),
+        rows=(alone, student_row, *mutual),
         contrasts=(("KD", "independent"), ("DML", "KD"), ("DCM", "KD")),
         notes=("In the row KD, network a is the teacher: trained alone, then frozen.",),
     )
@@ -174,7 +208,7 @@ def wrn_16_2_efficiency() -> Study:
 
 
 def _efficiency(name: str, pair: Recipe, *, dcm_cost: float) -> Study:
-    """``dcm_cost`` is what DCM's forward pass, with both heads, takes over plain training's."""
+    """Build the study; ``dcm_cost`` is the cost of DCM's forward pass, with both heads, relative to plain training."""
     alone, dml, dcm, complete = method_rows(pair, (*THREE, "complete"))
     kinds = {"narrow": "DCM, narrow heads", "apfc": "DCM, APFC heads"}
     longer = f"{dcm_cost}× as long"
@@ -183,9 +217,9 @@ def _efficiency(name: str, pair: Recipe, *, dcm_cost: float) -> Study:
         title=f"Error against training cost, {title(pair.networks['a'])} twins on CIFAR-100",
         rows=(
             alone,
-            Row(alone.group, f"independent, {longer}", alone.recipe, longer=dcm_cost),
+            StudyRow(alone.group, f"independent, {longer}", alone.recipe, length_factor=dcm_cost),
             dml,
-            *(Row(dcm.group, label, pair.replace(heads={"kind": kind})) for kind, label in kinds.items()),
+            *(StudyRow(dcm.group, label, pair.replace(heads={"kind": kind})) for kind, label in kinds.items()),
             dcm,
             complete,
         ),
@@ -249,7 +283,7 @@ def _edges(name: str, pair: Recipe, cells: Mapping[str, str]) -> Study:
 
 
 def _twins(name: str, network: str) -> Recipe:
-    """Twins of a network that the paper does not have, trained as its WRN-28-4 at a fraction of the cost."""
+    """Twins of a small network that is not in the paper, trained like its WRN-28-4."""
     return recipes.get("cifar100/wrn-28-4-twins").replace(name=name, networks={"a": network, "b": network})
 
 
@@ -258,16 +292,16 @@ def wrn_16_4_noise() -> Study:
     noisy = [pair.replace(data={"name": "cifar10", "wrong_labels": share}) for share in (0.2, 0.5, 0.8)]
     mixed = "independent, mixup"
 
-    def rows(recipe: Recipe) -> tuple[Row, ...]:
+    def rows(recipe: Recipe) -> tuple[StudyRow, ...]:
         alone, *mutual = noise_rows(recipe)
         augment = {**recipe.augment.model_dump(), "mixup": 1.0}
-        return alone, Row(alone.group, mixed, alone.recipe.replace(augment=augment)), *mutual
+        return alone, StudyRow(alone.group, mixed, alone.recipe.replace(augment=augment)), *mutual
 
     return Study(
         name="wrn-16-4-noise",
         title="Wrong training labels: the rows of Table 7 on WRN-16-4 twins, CIFAR-10, clean test set",
         rows=tuple(row for recipe in noisy for row in rows(recipe)),
-        # Mixup is the control: it costs next to nothing and is known to withstand wrong labels.
+        # Mixup is the control: it costs almost nothing and is known to be robust to wrong labels.
         contrasts=(*THREE_CONTRASTS, (mixed, "independent"), ("DCM", mixed)),
         seeds=3,
         notes=("The paper's Table 7 is of DenseNet-40-12 twins: codistill study table7.",),
@@ -311,12 +345,13 @@ NAMES = tuple(STUDIES)
 
 
 def get(name: str) -> Study:
+    """Build the study of this name; raises ValueError with a suggestion if there is none."""
     if name not in STUDIES:
         raise unknown("study", name, NAMES)
     return STUDIES[name]()
 
 
-def table() -> str:
+def to_markdown() -> str:
     """The catalogue as the Markdown table of docs/reproduce.md."""
     studies = [get(name) for name in NAMES]
     lines = [f"| `{study.name}` | {study.title} | {len(study.rows)} | {_seeds(study)} |" for study in studies]

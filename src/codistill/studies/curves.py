@@ -1,4 +1,4 @@
-"""Test error over the training: the mean of a run's networks, its mean over seeds, and the band from least to most."""
+"""Test error by epoch: the mean of a run's networks, averaged over seeds, with the range of the seeds as a band."""
 
 import csv
 import io
@@ -9,10 +9,9 @@ from itertools import count
 from textwrap import wrap
 
 from codistill.runs.result import Result
-from codistill.studies.report import Results
-from codistill.studies.study import Study
+from codistill.studies.study import Results, Study
 
-# Okabe and Ito's colours, which the colour-blind can tell apart; a dash pattern each, for print.
+# Okabe and Ito's colours, distinguishable by the colour-blind, each with a dash pattern for print.
 STYLES = (
     ("#000000", ""),
     ("#0072b2", "6 3"),
@@ -24,9 +23,8 @@ STYLES = (
 )
 WIDTH, PLOT_HEIGHT, LEFT, RIGHT, BOTTOM = 720, 336, 56, 16, 44
 LINE = 16
-TITLE_LETTERS = 90
-"""As many of the title as surely fit into a line, whatever the font."""
-MOST_TICKS = 8
+TITLE_LETTERS = 90  # per line: they fit in any font
+MAX_TICKS = 8
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ class Point:
 
 
 def curve(runs: Sequence[Result]) -> list[Point]:
-    """One point for each epoch that every run has evaluated."""
+    """One point for each epoch that all runs have evaluated."""
     epochs = sorted(set.intersection(*(set(run.curve) for run in runs))) if runs else []
     points = []
     for epoch in epochs:
@@ -60,7 +58,7 @@ def to_csv(study: Study, results: Results) -> str:
 
 @dataclass(frozen=True)
 class Plane:
-    """Where epochs and errors are in a picture; ``top`` is in pixels, below the legend."""
+    """Maps epochs and errors to pixels; ``top`` is the upper edge of the plot, below the legend."""
 
     top: float
     last: int
@@ -68,7 +66,7 @@ class Plane:
 
     @property
     def height(self) -> float:
-        """Of the whole picture."""
+        """Height of the whole picture."""
         return self.top + PLOT_HEIGHT + BOTTOM
 
     def x(self, epoch: float) -> float:
@@ -82,7 +80,7 @@ class Plane:
 
 
 def to_svg(study: Study, group: str, results: Results) -> str | None:
-    """One picture of all rows of a group that have runs; None where none has."""
+    """Draw all rows of a group that have runs into one picture; None if none has."""
     rows = [row for row in study.rows if row.group == group]
     curves = {row.label: points for row in rows if (points := curve(list(results.get(row.key, {}).values())))}
     if not curves:
@@ -103,7 +101,7 @@ def to_svg(study: Study, group: str, results: Results) -> str | None:
             f'<path d="M{LEFT} {y - 4}h28" {pen}/>',
             f'<text x="{LEFT + 34}" y="{y}">{escape(label)}: {points[-1].mean:.2f} %, n = {points[-1].n}</text>',
         ]
-    return _document(title, _in_words(curves), plane.height, drawn)
+    return _document(title, _describe(curves), plane.height, drawn)
 
 
 def _line(plane: Plane, points: Sequence[Point], colour: str, pen: str) -> Iterator[str]:
@@ -113,7 +111,7 @@ def _line(plane: Plane, points: Sequence[Point], colour: str, pen: str) -> Itera
 
 
 def _dot(plane: Plane, point: Point, colour: str) -> Iterator[str]:
-    """A line through one point would not be seen."""
+    """Draw a single point, which a line would not show."""
     x, mean, least, most = (
         f"{at:.1f}" for at in (plane.x(point.epoch), *map(plane.y, (point.mean, point.least, point.most)))
     )
@@ -121,7 +119,7 @@ def _dot(plane: Plane, point: Point, colour: str) -> Iterator[str]:
     yield f'<circle cx="{x}" cy="{mean}" r="4" fill="{colour}"/>'
 
 
-def _in_words(curves: Mapping[str, Sequence[Point]]) -> str:
+def _describe(curves: Mapping[str, Sequence[Point]]) -> str:
     ends = "; ".join(
         f"{label} ends at {points[-1].mean:.2f} % (n = {points[-1].n})" for label, points in curves.items()
     )
@@ -134,7 +132,7 @@ def _heading(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _axes(plane: Plane) -> Iterator[str]:
-    """A line for every ten percent, and round epochs below."""
+    """Draw a line for every ten percent, and round epochs below."""
     for error in range(0, round(plane.most) + 1, 10):
         y = f"{plane.y(error):.1f}"
         yield f'<path d="M{LEFT} {y}H{WIDTH - RIGHT}" stroke="{"#ddd" if error else "#666"}"/>'
@@ -146,9 +144,9 @@ def _axes(plane: Plane) -> Iterator[str]:
 
 
 def _step(last: int) -> int:
-    """The least round number of which so many epochs have few."""
+    """The smallest round step that gives at most ``MAX_TICKS`` ticks."""
     steps = (factor * int(10**power) for power in count() for factor in (1, 2, 5))
-    return next(step for step in steps if last / step <= MOST_TICKS)
+    return next(step for step in steps if last / step <= MAX_TICKS)
 
 
 def _document(title: str, description: str, height: float, drawn: Sequence[str]) -> str:

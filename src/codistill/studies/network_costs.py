@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from codistill.recipes.schema import Recipe
-from codistill.studies.costs import sizes
+from codistill.studies.flops import sizes
 
 if TYPE_CHECKING:
     from codistill.cohort import Cohort

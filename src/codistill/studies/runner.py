@@ -1,4 +1,4 @@
-"""Runs a study's trainings in child processes: several at once, each a `codistill train` that can be continued."""
+"""Runs a study's trainings as child processes, several at once; each is a `codistill train` that can be continued."""
 
 import subprocess
 import sys
@@ -6,31 +6,51 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
+from typing import Protocol, Self
 
 from codistill.engine.signals import handled
 from codistill.errors import ExitCode
 from codistill.recipes import Recipe, parse
 from codistill.runs.files import open_regular, write_atomically
 from codistill.runs.folder import RunFolder
-from codistill.studies.crowd import Crowd
-from codistill.studies.progress import Board
-from codistill.studies.runs import PlannedRun
+from codistill.studies.plan import PlannedRun
 
 POLL_S = 0.2
 TAIL_LINES = 8
 
 Command = Callable[[Path, Path], Sequence[str]]
-"""From the recipe's file and the run's folder to what is executed."""
+"""From the recipe's file and the run's folder to the command line."""
 
 
 def train_command(recipe_file: Path, folder: Path) -> Sequence[str]:
     return [sys.executable, "-m", "codistill", "train", str(recipe_file), "--out", str(folder), "--quiet"]
 
 
+class Display(Protocol):
+    """Shows the progress of a study; entered before the first training starts and left after the last has ended."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def started(self, run: PlannedRun) -> None: ...
+
+    def ended(self, run: PlannedRun, how: str) -> None: ...
+
+    def failed(self, run: PlannedRun, how: str) -> None: ...
+
+    def update(self, running: Sequence[PlannedRun]) -> None:
+        """Called at every poll with the runs that train now."""
+
+    def show(self, message: str) -> None: ...
+
+
 @dataclass(frozen=True)
 class Failure:
-    """A run that ended without a result, and the last lines it said."""
+    """A run that ended without a result, and the last lines of its log."""
 
     run: PlannedRun
     reason: str
@@ -41,10 +61,12 @@ class Failure:
 
 @dataclass
 class Outcome:
+    """The runs of a study that did not finish, and why."""
+
     failures: list[Failure] = field(default_factory=list)
     stopped: list[PlannedRun] = field(default_factory=list)
-    interrupted: bool = False
-    """Whether somebody asked the whole study to stop."""
+    is_interrupted: bool = False
+    """Whether a signal asked the whole study to stop."""
 
 
 @dataclass(frozen=True)
@@ -54,63 +76,61 @@ class _Child:
     recipe_file: Path
     log_file: Path
     log_start: int
-    """Where its own words begin, in bytes; before them are those of the parts that it continues."""
+    """Size of the log in bytes when the process started; what comes before is from earlier processes of the run."""
 
-    @property
-    def last_words(self) -> tuple[str, ...]:
+    def log_tail(self) -> tuple[str, ...]:
+        """The last lines that this process wrote to the log."""
         with open(self.log_file, "rb", opener=open_regular) as log:
             log.seek(self.log_start)
-            said = log.read().decode(errors="replace")
-        return tuple(said.rstrip().splitlines()[-TAIL_LINES:])
+            text = log.read().decode(errors="replace")
+        return tuple(text.rstrip().splitlines()[-TAIL_LINES:])
 
 
 def run_all(
-    runs: Sequence[PlannedRun], out: Path, *, crowd: Crowd, display: Board, command: Command = train_command
+    runs: Sequence[PlannedRun], out: Path, *, jobs: int, display: Display, command: Command = train_command
 ) -> Outcome:
-    """Bring every run to its end, as many at a time as the crowd allows; what is finished is left alone, what was begun
-    is continued.
+    """Train every run, at most ``jobs`` at a time; finished runs are skipped, interrupted ones continued.
 
     A failed run does not stop the others. Ctrl-C (or another of ``SIGNALS``) asks the children to save and stop.
     """
-    waiting = [run for run in runs if not run.finished]
+    waiting = [run for run in runs if not run.is_finished]
     children: list[_Child] = []
     outcome = Outcome()
-    heard = _Heard()
+    requests = _StopRequests()
     try:
-        with handled(heard), display:
-            while children or (waiting and not outcome.interrupted):
-                if heard.count > outcome.interrupted:
-                    _stop(children, display, at_once=outcome.interrupted)
-                    outcome.interrupted = True
+        with handled(requests), display:
+            while children or (waiting and not outcome.is_interrupted):
+                if requests.count > outcome.is_interrupted:
+                    _stop(children, display, at_once=outcome.is_interrupted)
+                    outcome.is_interrupted = True
                 _drop_blocked(waiting, outcome)
-                while not outcome.interrupted and len(children) < crowd.size and (run := _next_ready(waiting)):
+                while not outcome.is_interrupted and len(children) < jobs and (run := _next_ready(waiting)):
                     children.append(_start(run, out, command))
                     waiting.remove(run)
                     display.started(run)
                 for child in [child for child in children if child.process.poll() is not None]:
                     children.remove(child)
                     _conclude(child, outcome, display)
-                crowd.observe([child.run for child in children])
                 display.update([child.run for child in children])
                 time.sleep(POLL_S)
     finally:
-        _leave_nobody(children)
+        _terminate(children)
     return outcome
 
 
 def _next_ready(waiting: Sequence[PlannedRun]) -> PlannedRun | None:
-    return next((run for run in waiting if all(needed.finished for needed in run.needs)), None)
+    return next((run for run in waiting if all(needed.is_finished for needed in run.needs)), None)
 
 
 def _drop_blocked(waiting: list[PlannedRun], outcome: Outcome) -> None:
-    """A run whose teacher failed or stopped cannot begin: it shares its teacher's fate."""
+    """Move the runs whose teacher failed or stopped to the failures or the stopped runs."""
     failed = {failure.run.folder for failure in outcome.failures}
     stopped = {run.folder for run in outcome.stopped}
     for run in list(waiting):
         teachers = {needed.folder for needed in run.needs}
         if teachers & failed:
             waiting.remove(run)
-            outcome.failures.append(Failure(run, f"not begun: it starts from the weights of {run.needs[0].title}"))
+            outcome.failures.append(Failure(run, f"not started: it needs the weights of {run.needs[0].title}"))
         elif teachers & stopped:
             waiting.remove(run)
             outcome.stopped.append(run)
@@ -119,12 +139,12 @@ def _drop_blocked(waiting: list[PlannedRun], outcome: Outcome) -> None:
 def _start(run: PlannedRun, out: Path, command: Command) -> _Child:
     recipe_file = out / "recipes" / f"{run.name}.yaml"
     recipe_file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(recipe_file, parse.dumps(_as_it_began(run) if run.begun else run.recipe))
+    write_atomically(recipe_file, parse.dumps(_stored_recipe(run) if run.has_begun else run.recipe))
     log_file = out / "logs" / f"{run.name}.log"
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with open(log_file, "ab", opener=open_regular) as log:
         log_start = log.tell()
-        # In a process group of its own: a terminal's Ctrl-C reaches us alone, and we ask each child once.
+        # In its own process group: the terminal's Ctrl-C reaches only this process, which asks each child once.
         process = subprocess.Popen(
             command(recipe_file, run.folder),
             stdin=subprocess.DEVNULL,
@@ -135,54 +155,54 @@ def _start(run: PlannedRun, out: Path, command: Command) -> _Child:
     return _Child(run, process, recipe_file, log_file, log_start)
 
 
-def _as_it_began(run: PlannedRun) -> Recipe:
-    """Threads included. But device and data are those of here and now: the folder may come from another machine.
+def _stored_recipe(run: PlannedRun) -> Recipe:
+    """The recipe that the run began with, but with this machine's device and data: the folder may have been copied.
 
-    The training itself accepts that, and says so. Where teachers lie is no change of a run: its own file is corrected.
+    The training accepts these changes and logs them. Paths of teachers' weights are corrected in the stored recipe.
     """
     recipe_file = RunFolder(run.folder).recipe
-    own = parse.load(recipe_file)
-    if own.start != run.recipe.start:
-        own = own.replace(start=run.recipe.start)
-        write_atomically(recipe_file, parse.dumps(own))
-    data = {**own.data.model_dump(), "folder": run.recipe.data.folder}
-    return own.replace(data=data, runtime={**own.runtime.model_dump(), "device": run.recipe.runtime.device})
+    stored = parse.load(recipe_file)
+    if stored.start != run.recipe.start:
+        stored = stored.replace(start=run.recipe.start)
+        write_atomically(recipe_file, parse.dumps(stored))
+    data = {**stored.data.model_dump(), "folder": run.recipe.data.folder}
+    return stored.replace(data=data, runtime={**stored.runtime.model_dump(), "device": run.recipe.runtime.device})
 
 
-def _conclude(child: _Child, outcome: Outcome, display: Board) -> None:
+def _conclude(child: _Child, outcome: Outcome, display: Display) -> None:
     code = child.process.returncode
-    if child.run.finished:
+    if child.run.is_finished:
         display.ended(child.run, "finished")
-    elif code == ExitCode.STOPPED or outcome.interrupted:
+    elif code == ExitCode.STOPPED or outcome.is_interrupted:
         outcome.stopped.append(child.run)
         display.ended(child.run, "stopped")
     else:
         reason = f"ended with exit code {code} and no result" if code >= 0 else f"killed by signal {-code}"
-        outcome.failures.append(Failure(child.run, reason, child.recipe_file, child.log_file, child.last_words))
+        outcome.failures.append(Failure(child.run, reason, child.recipe_file, child.log_file, child.log_tail()))
         display.failed(child.run, reason)
 
 
-def _stop(children: Sequence[_Child], display: Board, *, at_once: bool) -> None:
-    """Ask every child to save; the second time, end them: what they saved before stays."""
+def _stop(children: Sequence[_Child], display: Display, *, at_once: bool) -> None:
+    """Ask all children to save and stop, or kill them: what they saved before stays intact."""
     for child in children:
         if at_once:
             child.process.kill()
         else:
             child.process.terminate()
     if not at_once:
-        display.say("Stopping: the running trainings save first. Once more ends them at once.")
+        display.show("Stopping: the running trainings save first. A second signal ends them at once.")
 
 
-def _leave_nobody(children: Sequence[_Child]) -> None:
-    """Whatever ended the study, no training goes on without it: in groups of their own, nothing else reaches them."""
+def _terminate(children: Sequence[_Child]) -> None:
+    """End all children. They are in process groups of their own, so no other process does."""
     for child in children:
         child.process.terminate()
     for child in children:
         child.process.wait()
 
 
-class _Heard:
-    """How often somebody asked to stop; counting cuts no start and no ending in two."""
+class _StopRequests:
+    """A signal handler that only counts, so that it never interrupts the start or the end of a child."""
 
     count = 0
 

@@ -1,11 +1,11 @@
-"""Statistics that do not flatter: sample deviations, paired differences with intervals, and always n."""
+"""Sample standard deviations and paired differences with confidence intervals, always with n."""
 
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 CONFIDENCE = 0.95
-# In percentage points, a tenth of a wrong answer among a hundred million: less is rounding, not a spread.
+# Percentage points. A smaller width of an interval is rounding, not a spread: one answer in 10⁸ is 1e-6 points.
 ROUNDING = 1e-7
 
 
@@ -22,6 +22,7 @@ class Summary:
 
 
 def summarise(values: Iterable[float]) -> Summary:
+    """Mean and sample standard deviation; raises ValueError without values."""
     numbers = list(values)
     if not numbers:
         raise ValueError("no values to summarise; a row without runs is shown as missing instead")
@@ -53,11 +54,11 @@ class Difference:
     low: float | None
     high: float | None
     ahead: int
-    """In so many of the n pairs the first had the smaller error."""
+    """The number of pairs in which the first had the smaller error."""
 
     @property
-    def decided(self) -> bool:
-        """Whether the interval lies on one side of 0. Equal differences prove nothing: errors are counts, which tie."""
+    def is_decided(self) -> bool:
+        """Whether the interval excludes 0. Equal differences decide nothing: errors are counts, which often tie."""
         if self.low is None or self.high is None:
             return False
         return self.high - self.low > ROUNDING and self.low * self.high > 0
@@ -90,7 +91,7 @@ def t_cdf(t: float, degrees: int) -> float:
 
 
 def t_quantile(probability: float, degrees: int) -> float:
-    """The t below which ``probability`` lies, by bisection."""
+    """The inverse of ``t_cdf``, by bisection."""
     if not (0 < probability < 1 and degrees >= 1):
         raise ValueError(f"t_quantile: 0 < probability < 1 and degrees ≥ 1, not {probability} and {degrees}")
     if probability < 0.5:

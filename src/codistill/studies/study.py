@@ -1,57 +1,76 @@
-"""A study is a value: rows of recipes, what the paper says about each, and the differences worth stating."""
+"""A study is a value: rows of recipes, the paper's number for each, and the pairs of rows whose errors are compared."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from codistill.errors import unknown
-from codistill.networks.families import parse
+from codistill.networks.families import parse, title
 from codistill.recipes import Recipe, apply, difference
 from codistill.recipes.changes import key_of
+from codistill.runs.result import Result
 from codistill.studies.statistics import Summary
 
 PaperNumbers = Mapping[tuple[str, str], Summary]
 """By network and metric, as in ``{("a", "top1_error"): Summary(5, 18.72, 0.24)}``."""
 
-MOST_SEEDS = 1_000  # beyond any budget, and few enough to be planned in a moment
+Results = Mapping[str, Mapping[int, Result]]
+"""A study's results by row key and seed."""
 
-# What a row may be about. Where a study's rows differ in these, they are not for an override to change.
+MAX_SEEDS = 1_000  # more than anyone can afford to train, and still planned in a moment
+
+# Keys that a study may compare. An override may not change those in which the study's rows differ.
 SUBJECTS = (
     "method", "networks", "heads", "weights", "edges", "temperature", "t_squared", "data", "augment", "start",
 )  # fmt: skip
 
+# Methods and families of networks as the paper writes them.
+METHOD_LABELS = {
+    "independent": "independent",
+    "ds": "DS",
+    "kd": "KD",
+    "dml": "DML",
+    "dml_ds": "DML + DS",
+    "dcm_1": "DCM-1",
+    "dcm_2": "DCM-2",
+    "dcm": "DCM",
+    "dks": "DKS",
+    "complete": "complete",
+}
+
 
 @dataclass(frozen=True)
-class Row:
-    """One recipe over several seeds: a line of the table, ``label`` within its ``group``."""
+class StudyRow:
+    """One recipe over several seeds: a line of the table, named by its ``label`` within its ``group``."""
 
     group: str
     label: str
     recipe: Recipe
     paper: PaperNumbers = field(default_factory=dict)
-    longer: float = 1.0
-    """Trains so many times as long as the recipe says, whatever an override makes of its length."""
-    teachers: Mapping[str, tuple["Row", str]] = field(default_factory=dict)
-    """Networks that start from another row's: ``{"a": (row, "a")}`` takes the weights of its run of the same seed."""
+    length_factor: float = 1.0
+    """Multiplies the recipe's number of epochs, after overrides."""
+    teachers: Mapping[str, tuple["StudyRow", str]] = field(default_factory=dict)
+    """Networks that start from another row's weights: ``{"a": (row, "a")}`` takes those of its run of the same seed."""
 
     @property
     def key(self) -> str:
         return f"{slug(self.group)}/{slug(self.label)}"
 
-    def resolved(self, overrides: Sequence[str] = ()) -> Recipe:
+    def resolve(self, overrides: Sequence[str] = ()) -> Recipe:
+        """The recipe with the overrides and the row's own length; raises ValueError if they rename or add networks."""
         recipe = apply(self.recipe, [change for override in overrides for change in self._changes(override)])
         if recipe.networks.keys() != self.recipe.networks.keys():
             raise ValueError(
-                f"networks: {self.group}, {self.label} has {', '.join(self.recipe.networks)}, and an override makes it "
+                f"networks: {self.group}, {self.label} has {', '.join(self.recipe.networks)}, but the override has "
                 f"{', '.join(recipe.networks)}; replace one, as in networks.a=wrn-16-2, or use codistill train"
             )
-        if self.longer == 1:
+        if self.length_factor == 1:
             return recipe
-        epochs = round(self.longer * recipe.length.epochs)
+        epochs = round(self.length_factor * recipe.length.epochs)
         return recipe.replace(length={**recipe.length.model_dump(), "epochs": epochs})
 
     def _changes(self, override: str) -> list[str]:
-        """``wrn-28-10=wrn-16-4`` replaces that network wherever a row has it, as in ``networks.a=wrn-16-4``."""
+        """Expand ``wrn-28-10=wrn-16-4`` to ``networks.a=wrn-16-4`` for every network of the row with that name."""
         key, equals, other = override.partition("=")
         if not (equals and is_network(key.strip())):
             return [override]
@@ -60,14 +79,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Study:
+    """Rows of recipes that are trained with the same seeds and compared in one table."""
+
     name: str
     title: str
-    rows: tuple[Row, ...]
+    rows: tuple[StudyRow, ...]
     contrasts: tuple[tuple[str, str], ...]
-    """Labels whose errors are subtracted, the first minus the second, in every group that has both."""
+    """Pairs of labels to compare, the error of the first minus that of the second, in every group that has both."""
     seeds: int = 5
     first_seed: int = 1
-    """Where a setting was chosen by results, its study begins with a seed that had no say in it."""
+    """A study whose setting was chosen by results begins with a seed that was not used for the choice."""
     metrics: tuple[str, ...] = ("top1_error",)
     notes: tuple[str, ...] = ()
     shows_cost: bool = False
@@ -86,16 +107,16 @@ class Study:
         return tuple(dict.fromkeys(row.group for row in self.rows))
 
     def seed_range(self, count: int | None = None) -> range:
-        """``count`` seeds, the study's own number of them if None, from its first on."""
+        """The first ``count`` seeds of the study, or all of them if None."""
         wanted = self.seeds if count is None else count
         if wanted < 1:
             raise ValueError(f"--seeds {wanted}: a study needs at least one seed; two or more give a spread")
-        if wanted > MOST_SEEDS:
-            raise ValueError(f"--seeds {wanted}: at most {MOST_SEEDS:,}; it is how many seeds, not which")
+        if wanted > MAX_SEEDS:
+            raise ValueError(f"--seeds {wanted}: at most {MAX_SEEDS:,}; --seeds is a number of seeds, not a seed")
         return range(self.first_seed, self.first_seed + wanted)
 
-    def only(self, methods: Iterable[str] | None = None, rows: Iterable[str] | None = None) -> "Study":
-        """The study with some of its rows: those of the methods named, and of the groups or keys named."""
+    def select(self, methods: Iterable[str] | None = None, rows: Iterable[str] | None = None) -> "Study":
+        """The study with only the rows of these methods and of these groups or row keys."""
         chosen = self.rows
         if methods is not None:
             wanted = set(methods)
@@ -110,29 +131,27 @@ class Study:
                 raise unknown(f"row of study {self.name}", name, keys)
             chosen = tuple(row for row in chosen if named & {slug(row.group), row.key})
         if not chosen:
-            raise ValueError(
-                f"study {self.name}: no row is of both the methods and the rows named; leave one of them out"
-            )
+            raise ValueError(f"study {self.name}: no row matches both --methods and --rows; leave one of them out")
         return self.with_rows(chosen)
 
-    def with_rows(self, rows: tuple[Row, ...]) -> "Study":
-        """Some of its rows; where they are of one group among several, the title says of which."""
+    def with_rows(self, rows: tuple[StudyRow, ...]) -> "Study":
+        """The study with only these rows; if they are one of several groups, the title names it."""
         labels, groups = {row.label for row in rows}, {row.group for row in rows}
         title = f"{self.title}: {rows[0].group}" if len(groups) == 1 < len(self.groups) else self.title
         contrasts = tuple(contrast for contrast in self.contrasts if labels.issuperset(contrast))
         return replace(self, title=title, rows=rows, contrasts=contrasts)
 
     def check_overrides(self, overrides: Sequence[str]) -> None:
-        """Refuse changes to what the study itself sets: its table would not say what it seems to say."""
+        """Raise ValueError for overrides of what the study's rows compare: the table's labels would be wrong."""
         for typed in (override.partition("=")[0].strip() for override in overrides):
             if typed == "seed":
                 raise ValueError(
-                    f"seed: study {self.name} gives its runs the seeds {self.first_seed}, {self.first_seed + 1}, …; "
+                    f"seed: study {self.name} sets the seeds itself ({self.first_seed}, {self.first_seed + 1}, …); "
                     "choose how many with --seeds N"
                 )
             if is_network(typed) and typed not in self.networks:
                 raise unknown(f"network of study {self.name}", typed, self.networks)
-            for key in self._set_by_rows():
+            for key in self._compared_keys():
                 if typed == key or typed.startswith(f"{key}.") or key.startswith(f"{typed}."):
                     raise ValueError(
                         f"{typed}: the rows of study {self.name} set {key} themselves; {self._advice(key)}"
@@ -142,7 +161,7 @@ class Study:
     def networks(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(network for row in self.rows for network in row.recipe.networks.values()))
 
-    def _set_by_rows(self) -> list[str]:
+    def _compared_keys(self) -> list[str]:
         first, *others = (row.recipe for row in self.rows)
         differing = [key_of(line) for recipe in others for line in difference(first, recipe)]
         return [key for key in dict.fromkeys(["method", *differing]) if key.partition(".")[0] in SUBJECTS]
@@ -158,14 +177,20 @@ class Study:
 
 
 def slug(text: str) -> str:
-    """As typed and as a file is named: ``WRN-28-10(+) & same`` is ``wrn-28-10-plus-same``."""
+    """The text as it is typed and as files are named: ``WRN-28-10(+) & same`` is ``wrn-28-10-plus-same``."""
     return re.sub("[^a-z0-9.]+", "-", text.lower().replace("+", " plus ")).strip("-")
 
 
 def is_network(text: str) -> bool:
-    """Whether this is the name of a network that can be built, as in ``wrn-28-10``."""
+    """Whether this is the name of a network, as in ``wrn-28-10``."""
     try:
         parse(text)
     except ValueError:
         return False
     return True
+
+
+def cohort_title(recipe: Recipe) -> str:
+    """The networks as the paper writes a pair: ``WRN-28-10 & same``, ``WRN-28-10 & MobileNet``."""
+    first, *others = recipe.networks.values()
+    return " & ".join([title(first), *("same" if other == first else title(other) for other in others)])

@@ -1,4 +1,4 @@
-"""One table, six forms: for a terminal, a notebook, Markdown, CSV, LaTeX, and JSON with the numbers in full."""
+"""A table in six formats: terminal, notebook, Markdown, LaTeX, and with all digits CSV and JSON."""
 
 import csv
 import io
@@ -13,7 +13,7 @@ from rich.text import Text
 from codistill.studies.statistics import Interval, Summary
 
 Cell = str | int | float | Summary | Interval | None
-"""None is an empty cell. A float shows two digits or more, a Summary mean(std); CSV and JSON have all in full."""
+"""None is an empty cell. A float is shown with two digits or more, a Summary as mean(std)."""
 
 
 @dataclass(frozen=True)
@@ -26,25 +26,27 @@ class Table:
     def __post_init__(self) -> None:
         for row in self.rows:
             if len(row) != len(self.columns):
-                raise ValueError(f"{self.title}: a row of {len(row)} cells under {len(self.columns)} columns: {row}")
+                raise ValueError(
+                    f"{self.title}: a row has {len(row)} cells, but there are {len(self.columns)} columns: {row}"
+                )
 
     def to_rich(self) -> RichTable:
         table = RichTable()
         for name, is_number in zip(self.columns, self._are_numbers(), strict=True):
             table.add_column(Text(name), justify="right" if is_number else "left", no_wrap=is_number)
         for row in self.rows:
-            table.add_row(*(Text(shown(cell)) for cell in row))
+            table.add_row(*(Text(format_cell(cell)) for cell in row))
         return table
 
     def to_markdown(self) -> str:
         rule = ["---:" if is_number else "---" for is_number in self._are_numbers()]
-        lines = [self.columns, rule, *([shown(cell) for cell in row] for row in self.rows)]
+        lines = [self.columns, rule, *([format_cell(cell) for cell in row] for row in self.rows)]
         grid = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
         notes = "".join(f"\n- {note}" for note in self.notes)
         return f"### {self.title}\n\n{grid}\n" + (f"{notes}\n" if notes else "")
 
     def to_csv(self) -> str:
-        """A column with spreads becomes three: the mean, its standard deviation and n. One of intervals becomes two."""
+        """CSV. A column of summaries becomes three, mean, std and n; one of intervals becomes two."""
         suffixes = [_suffixes(row[i] for row in self.rows) for i in range(len(self.columns))]
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
@@ -55,9 +57,12 @@ class Table:
         return text.getvalue()
 
     def to_latex(self) -> str:
-        """A ``tabular`` and its notes, for any document; needs no package."""
+        """A LaTeX ``tabular`` and its notes, which need no package."""
         alignment = "".join("r" if is_number else "l" for is_number in self._are_numbers())
-        lines = [[_latex(name) for name in self.columns], *([_latex(shown(cell)) for cell in row] for row in self.rows)]
+        lines = [
+            [_latex(name) for name in self.columns],
+            *([_latex(format_cell(cell)) for cell in row] for row in self.rows),
+        ]
         header, *body = [" & ".join(line) + r" \\" for line in lines]
         rows = [header, r"\hline", *body]
         tabular = [rf"\begin{{tabular}}{{{alignment}}}", r"\hline", *rows, r"\hline", r"\end{tabular}"]
@@ -72,9 +77,9 @@ class Table:
         return {"title": self.title, "columns": list(self.columns), "rows": rows, "notes": list(self.notes)}
 
     def _repr_html_(self) -> str:
-        """For notebooks. Anybody may have named rows and runs, so every cell is text, whatever it looks like."""
+        """HTML for notebooks. All text is escaped: names of rows and runs come from users."""
         head = self._html_row("th", self.columns)
-        body = "".join(self._html_row("td", map(shown, row)) for row in self.rows)
+        body = "".join(self._html_row("td", map(format_cell, row)) for row in self.rows)
         caption = f"<caption>{escape(self.title)}</caption>"
         notes = "".join(f"<li>{escape(note)}</li>" for note in self.notes)
         table = f"<table>{caption}<thead>{head}</thead><tbody>{body}</tbody></table>"
@@ -94,7 +99,7 @@ class Table:
 
 
 def _suffixes(column: Iterable[Cell]) -> tuple[str, ...]:
-    """Of the columns that one column becomes in CSV."""
+    """Suffixes of the columns that one column becomes in CSV."""
     kinds = {type(cell) for cell in column}
     return ("", " std", " n") if Summary in kinds else (" low", " high") if Interval in kinds else ("",)
 
@@ -109,7 +114,8 @@ def _parts(cell: Cell) -> tuple[str | int | float | None, ...]:
             return (cell,)
 
 
-def shown(cell: Cell) -> str:
+def format_cell(cell: Cell) -> str:
+    """A cell as it is shown: floats with two digits after the point, or two significant ones below 0.095."""
     match cell:
         case None:
             return ""
@@ -133,5 +139,5 @@ _LATEX = {
 
 
 def _latex(text: str) -> str:
-    """TeX would make one long dash of an option's two."""
+    """Escape text for TeX, including the two dashes of an option, which TeX would merge into one."""
     return "".join(_LATEX.get(character, character) for character in text).replace("--", "-{}-")

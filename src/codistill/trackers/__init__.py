@@ -1,1 +1,1 @@
-"""Other people's trackers, as options: never on by default, never a reason to fail a run. Imports none of them."""
+"""Optional experiment trackers: off by default, never the reason that a run fails. Imports none of their libraries."""

@@ -14,12 +14,12 @@ class TensorBoard:
     def __init__(self, recipe: Recipe, folder: Path) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # Told from the beginning again, it must forget what an earlier call wrote: purge_step does that.
+        # The journal is sent from its first epoch again; purge_step hides what an earlier call wrote.
         self._writer: Any = SummaryWriter(str(folder / self.FOLDER), purge_step=0)
         self._writer.add_text("recipe", f"```yaml\n{dumps(recipe)}\n```")
 
-    def add(self, epoch: int, numbers: Mapping[str, float]) -> None:
-        for name, value in numbers.items():
+    def add(self, epoch: int, scalars: Mapping[str, float]) -> None:
+        for name, value in scalars.items():
             self._writer.add_scalar(name, value, epoch)
         self._writer.flush()
 

@@ -1,15 +1,13 @@
-"""What runs cost: floating-point operations counted without computing anything, and hours from what was measured.
+"""FLOPs of trainings, counted without running them, and the FLOP/s of finished runs or of a few measured steps.
 
 torch is imported only when something is counted or measured.
 """
 
 import gc
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING
 
 from codistill.recipes import Recipe
@@ -22,25 +20,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What training data ask of the networks: so many images, classes, and channels × height × width."""
+    """Numbers of training images and classes, and channels × height × width as the networks see them."""
 
     images: int
     classes: int
     shape: tuple[int, int, int]
 
 
-# Enough for a CPU to show its pace in a second or a few; a step that is measured has fewer images rather than more.
+# On a CPU, a measured step has as many images as fit into this: a second or a few.
 MEASURED_FLOPS = 100_000_000_000
-# So many steps are measured, or fewer: after so many seconds none is begun.
-MEASURED_STEPS, MEASURED_S = 10, 4.0
+MEASURED_STEPS = 3
+SLOW_S = 4.0  # a CPU whose first step takes longer is not asked for more
 
 
 def sizes(recipe: Recipe) -> Sizes | None:
-    """As the networks see them, resized and cropped; None for a folder of images that is not there to be counted."""
+    """The sizes of a recipe's data, resized and cropped; None for a folder of images that does not exist here."""
     data = recipe.data
     if known := NUMBERS.get(data.name):
         numbers = known.train_images, known.classes, known.channels
-    elif data.folder is None or (counted := _counted(Path(data.folder).expanduser())) is None:
+    elif data.folder is None or (counted := _count_images(Path(data.folder).expanduser())) is None:
         return None
     else:
         numbers = counted
@@ -50,8 +48,8 @@ def sizes(recipe: Recipe) -> Sizes | None:
 
 
 @lru_cache
-def _counted(folder: Path) -> tuple[int, int, int] | None:
-    """By what is listed there; what is wrong with it is for the training to say."""
+def _count_images(folder: Path) -> tuple[int, int, int] | None:
+    """Count a folder's images and classes; None if its layout is wrong, which the training reports."""
     from codistill.data.image_files import list_images
 
     try:
@@ -62,33 +60,33 @@ def _counted(folder: Path) -> tuple[int, int, int] | None:
 
 
 def training_flops(recipe: Recipe) -> int | None:
-    """Of the whole training, evaluation aside; None where the number of images is not known."""
+    """FLOPs of the whole training without evaluations; None if the number of images is not known."""
     seen = sizes(recipe)
     if seen is None:
         return None
-    images = _all_images(recipe, seen)
+    images = _training_images(recipe, seen)
     return image_flops(recipe, seen) * min(images, recipe.data.train_limit or images) * recipe.length.epochs
 
 
 def share_of_images(recipe: Recipe) -> float:
-    """What ``data.train_limit`` leaves of the training images; 1 where their number is not known."""
+    """The fraction of the training images that ``data.train_limit`` keeps; 1 if their number is not known."""
     seen, limit = sizes(recipe), recipe.data.train_limit
-    return min(1.0, limit / _all_images(recipe, seen)) if seen and limit else 1.0
+    return min(1.0, limit / _training_images(recipe, seen)) if seen and limit else 1.0
 
 
-def _all_images(recipe: Recipe, seen: Sizes) -> int:
-    """For training, without those that are held out."""
+def _training_images(recipe: Recipe, seen: Sizes) -> int:
+    """The number of training images without those held out for validation."""
     return seen.images - round(recipe.data.validation * seen.images)
 
 
-def epoch_flops(recipe: Recipe) -> float:
-    """Of one epoch. Where images are not counted yet, it counts 1: then runs are compared by their epochs."""
+def epoch_flops(recipe: Recipe) -> int:
+    """FLOPs of one epoch, or 1 if the number of images is not known, so that epochs count equally."""
     flops = training_flops(recipe)
-    return 1.0 if flops is None else flops / recipe.length.epochs
+    return 1 if flops is None else flops // recipe.length.epochs
 
 
 def image_flops(recipe: Recipe, seen: Sizes) -> int:
-    """Of one training image through every network and head, forward and backward; frozen networks only forward."""
+    """FLOPs of one image through all networks and heads, forward and backward; frozen networks only forward."""
     from codistill.networks.cost import training_passes
 
     exits, learning = recipe.graph.exits, recipe.graph.learning_networks
@@ -101,7 +99,7 @@ def image_flops(recipe: Recipe, seen: Sizes) -> int:
 
 @lru_cache
 def _forward_flops(network: str, exits: tuple[str, ...], heads: str, classes: int, shape: tuple[int, int, int]) -> int:
-    """Of one network with its heads; twins and the rows of a study have many that are alike."""
+    """FLOPs of one network with its heads; cached, because twins and the rows of a study share most of them."""
     import torch
 
     from codistill.cohort import Cohort
@@ -113,16 +111,13 @@ def _forward_flops(network: str, exits: tuple[str, ...], heads: str, classes: in
 
 
 def finished_flops_per_s(results: Iterable[Result]) -> float | None:
-    """What one run reached on average, evaluation included; None where nothing with a known cost is finished."""
+    """The average FLOP/s of finished runs, evaluations included; None if there is none of known cost."""
     costs = [(flops, result.elapsed_s) for result in results if (flops := training_flops(result.recipe))]
     return sum(flops for flops, _ in costs) / sum(elapsed_s for _, elapsed_s in costs) if costs else None
 
 
 def measured_flops_per_s(recipe: Recipe, seen: Sizes) -> float | None:
-    """The pace of a few steps on this machine, recorded where the runs' are; None if it does not fit a GPU.
-
-    Seconds, not hours: nothing is compiled, and no algorithm tried, which can take minutes.
-    """
+    """Time a few uncompiled training steps on this machine; None if they do not fit into GPU memory."""
     import torch
 
     from codistill.engine.fast.capture import lacks_memory
@@ -136,7 +131,7 @@ def measured_flops_per_s(recipe: Recipe, seen: Sizes) -> float | None:
                 raise
             return None
         finally:
-            if machine.device.type == "cuda":  # the trainings need it
+            if machine.device.type == "cuda":  # free the memory for the trainings
                 gc.collect()
                 torch.cuda.empty_cache()
 
@@ -150,10 +145,7 @@ def _steps_flops_per_s(recipe: Recipe, seen: Sizes, machine: "Machine") -> float
     measured = recipe.replace(batch_size=batch, runtime={**recipe.runtime.model_dump(), "compile": False})
     data = random_data(seen.shape[0], recipe.data.side, seen.classes, images=batch * EPOCH_STEPS)
     run = Runner.of(measured, data, machine)
-    # The first is the slowest: memory is taken, algorithms are chosen, and on a GPU the step is recorded.
-    first_s, seconds = run(1), list[float]()
-    until = time.perf_counter() + MEASURED_S
-    is_slow = machine.device.type == "cpu" and first_s > MEASURED_S
-    while not is_slow and len(seconds) < MEASURED_STEPS and time.perf_counter() < until:
-        seconds.append(run(1))
-    return flops * batch / median(seconds or [first_s])
+    first_s = run(1)  # the warm-up: allocations, the choice of algorithms, and on a GPU the capture
+    if machine.device.type == "cpu" and first_s > SLOW_S:
+        return flops * batch / first_s
+    return flops * batch * MEASURED_STEPS / run(MEASURED_STEPS)

@@ -1,4 +1,4 @@
-"""One call of `codistill study` with children that only pretend to train, and all that it left."""
+"""A call of `codistill study` with children that only pretend to train."""
 
 import io
 from pathlib import Path
@@ -7,15 +7,15 @@ from typing import Any
 from rich.console import Console
 from synthetic import pretend
 
+from codistill.cli.study import run_study
 from codistill.studies import catalogue
-from codistill.studies.command import run_study
 
 ON_CPU = "runtime.device=cpu"
 PAIR = catalogue.get("demo").groups[0]
 
 
-class Studied:
-    """One call of the command and all it left."""
+class StudyCall:
+    """A call of the command: its exit code, output and run folders."""
 
     def __init__(self, out: Path, name: str = "demo", **options: Any) -> None:
         self.out = out

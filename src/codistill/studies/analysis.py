@@ -1,38 +1,39 @@
-"""From a study's finished runs to its tables: ours beside the paper's, and under them whatever deviates."""
+"""Turns a study's finished runs into its tables: errors beside the paper's, paired differences, and notes."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from codistill.recipes import Recipe, difference
 from codistill.recipes.changes import WHERE, is_below, key_of
+from codistill.runs.files import to_json, write_atomically
 from codistill.runs.result import Result
-from codistill.studies.costs import share_of_images, training_flops
-from codistill.studies.runs import run_name
+from codistill.studies import curves
+from codistill.studies.flops import share_of_images, training_flops
+from codistill.studies.plan import run_name
 from codistill.studies.statistics import Difference, Interval, paired_difference, summarise
-from codistill.studies.study import Row, Study
+from codistill.studies.study import Results, Study, StudyRow, slug
 from codistill.studies.tables import Cell, Table
 
-# Below this share of the paper's length the methods cannot be told apart: they are regularisers.
+# Below this fraction of the paper's length the methods do not differ reliably: they are regularisers.
 CONCLUSIVE_SCALE = 0.5
 METRICS = {"top1_error": "top-1", "top5_error": "top-5"}
-# Where a run was computed, and what a study itself sets; everything else that differs is a deviation.
+# What a study sets itself, and where a run is computed; any other difference from its recipe is a deviation.
 NO_DEVIATION = ("name", "seed", "start", *WHERE)
 
-# Deviations beyond which the paper's number says nothing about ours.
+# With a deviation in one of these, the paper's number is not comparable.
 INCOMPARABLE = ("networks", "method", "heads", "data.name", "data.wrong_labels", "data.train_limit")
 
 NOTHING_SHARED = "no network in common"
 
-Results = Mapping[str, Mapping[int, Result]]
-"""By row key and seed."""
-Column = tuple[str, Callable[[Row], Cell]]
+Column = tuple[str, Callable[[StudyRow], Cell]]
 
 
 @dataclass(frozen=True)
-class Report:
-    """A study's tables and what must be said under them."""
+class StudyTables:
+    """A study's errors and paired differences, with the notes under them, and each run's numbers."""
 
     study: Study
     errors: Table
@@ -41,7 +42,7 @@ class Report:
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """Those to read: rows that nothing is compared with have no differences."""
+        """The tables that have rows: a study without contrasts has no differences."""
         return tuple(table for table in (self.errors, self.differences) if table.rows)
 
     def to_markdown(self) -> str:
@@ -57,16 +58,36 @@ class Report:
     def _repr_html_(self) -> str:
         return "".join(table._repr_html_() for table in self.tables)
 
+    def write(self, results: Results, folder: Path) -> list[Path]:
+        """Write tables and curves to files named after the study, so that studies can share a folder and its runs."""
+        study = self.study
+        contents = {
+            "md": self.to_markdown(),
+            "csv": self.errors.to_csv(),
+            "differences.csv": self.differences.to_csv(),
+            "tex": self.to_latex(),
+            "json": to_json(self.to_json(), indent=2) + "\n",
+            "curves.csv": curves.to_csv(study, results),
+        }
+        for group in study.groups:
+            if drawn := curves.to_svg(study, group, results):
+                contents["curves.svg" if len(study.groups) == 1 else f"{slug(group)}.curves.svg"] = drawn
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = [folder / f"{study.name}.{suffix}" for suffix in contents]
+        for path, content in zip(paths, contents.values(), strict=True):
+            write_atomically(path, content)
+        return paths
 
-def build(
+
+def build_tables(
     study: Study, results: Results, seeds: Sequence[int], *, best_epoch: bool = False, command: str | None = None
-) -> Report:
-    """The tables of a study from what is there; a run that should be there and is not is named.
+) -> StudyTables:
+    """Build a study's tables from the results so far; a note lists missing runs and the ``command`` that trains them.
 
-    ``command`` is what makes those; if None, that of the study as it is.
+    Without ``command``, the note names the study's own.
     """
     found = {row.key: results.get(row.key, {}) for row in study.rows}
-    return Report(
+    return StudyTables(
         study,
         _errors(study, found, _notes(study, found, seeds, best_epoch, command), best_epoch),
         _differences(study, found),
@@ -74,13 +95,13 @@ def build(
     )
 
 
-def deviations(row: Row, result: Result) -> list[str]:
-    """What the run's recipe has otherwise than the study's, one ``key: ours → theirs`` each."""
-    return differing(row.resolved(), result.recipe)
+def deviations(row: StudyRow, result: Result) -> list[str]:
+    """How the run's recipe differs from the study's, as ``key: study's → run's``."""
+    return training_differences(row.resolve(), result.recipe)
 
 
-def differing(first: Recipe, second: Recipe) -> list[str]:
-    """What makes two recipes different trainings: not the seed, nor where and how often files are kept."""
+def training_differences(first: Recipe, second: Recipe) -> list[str]:
+    """How two recipes differ as trainings: without the name, the seed, and where and how often files are kept."""
     return [line for line in difference(first, second) if not is_below(key_of(line), NO_DEVIATION)]
 
 
@@ -111,15 +132,15 @@ def _columns(study: Study, found: Results, best_epoch: bool) -> Iterator[Column]
         )
 
 
-def _ours(found: Results, network: str, metric: str, row: Row) -> Cell:
+def _ours(found: Results, network: str, metric: str, row: StudyRow) -> Cell:
     if network not in row.recipe.networks:
         return None
     runs = found[row.key].values()
     return summarise(run.errors[network][metric] for run in runs) if runs else "missing"
 
 
-def _paper(found: Results, network: str, metric: str, row: Row) -> Cell:
-    """Nothing where an override made our runs of something else than the paper's."""
+def _paper(found: Results, network: str, metric: str, row: StudyRow) -> Cell:
+    """The paper's number; None if an override makes our runs incomparable with it."""
     changed = [key_of(line) for run in found[row.key].values() for line in deviations(row, run)]
     return None if any(is_below(key, INCOMPARABLE) for key in changed) else row.paper.get((network, metric))
 
@@ -133,7 +154,7 @@ def _group_column(study: Study) -> list[str]:
 
 
 def _differences(study: Study, found: Results) -> Table:
-    """Paired by seed: the mean of the networks that both rows have, then each of them."""
+    """Differences paired by seed: of the mean over the networks that both rows have, then of each network."""
     scale = _least_scale(study, found)
     rows: list[tuple[Cell, ...]] = []
     for group in study.groups:
@@ -155,7 +176,7 @@ def _differences(study: Study, found: Results) -> Table:
     return Table(f"{study.title}: differences", columns, tuple(rows), tuple(notes))
 
 
-def _contrast(ours: Row, theirs: Row, found: Results, scale: float | None) -> Iterator[tuple[Cell, ...]]:
+def _contrast(ours: StudyRow, theirs: StudyRow, found: Results, scale: float | None) -> Iterator[tuple[Cell, ...]]:
     shared = shared_networks(ours.recipe, theirs.recipe)
     if not shared:
         yield (None, 0, None, None, None, NOTHING_SHARED)
@@ -173,7 +194,7 @@ def _contrast(ours: Row, theirs: Row, found: Results, scale: float | None) -> It
 
 
 def shared_networks(ours: Recipe, theirs: Recipe) -> list[str]:
-    """The names of networks that both recipes train; one that only teaches is not trained."""
+    """The networks that both recipes train, by name; a frozen teacher is not trained."""
     return [name for name in ours.graph.learning_networks if name in theirs.graph.learning_networks]
 
 
@@ -187,15 +208,15 @@ def _verdict(difference: Difference, scale: float | None) -> str:
         return "inconclusive"
     if difference.low is None:
         return "one pair: none"
-    if not difference.decided:
+    if not difference.is_decided:
         return "not decided"
     return "lower error" if difference.mean < 0 else "higher error"
 
 
 def _least_scale(study: Study, found: Results) -> float | None:
-    """The smallest share of its full length that a run had, in images; None where there is no run."""
+    """The smallest fraction of its full length that a run has, in images; None without runs."""
     scales = [
-        run.recipe.length.epochs * share_of_images(run.recipe) / (_full_epochs(row.recipe) * row.longer)
+        run.recipe.length.epochs * share_of_images(run.recipe) / (_full_epochs(row.recipe) * row.length_factor)
         for row in study.rows
         for run in found[row.key].values()
     ]
@@ -203,7 +224,7 @@ def _least_scale(study: Study, found: Results) -> float | None:
 
 
 def _full_epochs(recipe: Recipe) -> float:
-    """Of all training images: the paper's number, or the study's own where there is none of the paper."""
+    """The paper's number of epochs, or else the study's own, over all training images."""
     return recipe.length.paper_epochs or recipe.length.epochs * share_of_images(recipe)
 
 
@@ -223,33 +244,33 @@ def _notes(study: Study, found: Results, seeds: Sequence[int], best_epoch: bool,
         yield f"Scale {scale:.2f}: the shortest run's share of the full length."
     if study.shows_cost:
         yield "Hours are those of the clock, longer where other runs shared the machine: compare costs by PFLOP."
-    yield f"Seeds: {_listed(seeds)}." + (" The paper has 5 runs." if has_paper and runs and len(seeds) != 5 else "")
-    yield from _missing(study, found, seeds, command)
+    yield f"Seeds: {_join(seeds)}." + (" The paper has 5 runs." if has_paper and runs and len(seeds) != 5 else "")
+    yield from _missing_notes(study, found, seeds, command)
     yield from _deviation_notes(study, found)
-    yield from _machines(found)
+    yield from _machine_notes(found)
     yield from study.notes
 
 
-def _missing(study: Study, found: Results, seeds: Sequence[int], command: str | None) -> Iterator[str]:
+def _missing_notes(study: Study, found: Results, seeds: Sequence[int], command: str | None) -> Iterator[str]:
     lacking = [(row, [seed for seed in seeds if seed not in found[row.key]]) for row in study.rows]
-    missing = [f"{_of(row, study)} (seed {_listed(gone)})" for row, gone in lacking if gone]
+    missing = [f"{_row_title(row, study)} (seed {_join(gone)})" for row, gone in lacking if gone]
     if missing:
         makes = command or f"codistill study {study.name} --seeds {max(seeds) - study.first_seed + 1}"
         yield f"Missing runs: {'; '.join(missing)}. `{makes}` makes them."
 
 
 def _deviation_notes(study: Study, found: Results) -> Iterator[str]:
-    rows_by_line: dict[str, list[Row]] = {}
+    rows_by_line: dict[str, list[StudyRow]] = {}
     for row in study.rows:
         for line in dict.fromkeys(line for run in found[row.key].values() for line in deviations(row, run)):
             rows_by_line.setdefault(line, []).append(row)
     with_runs = [row for row in study.rows if found[row.key]]
     for line, rows in rows_by_line.items():
-        where = "" if len(rows) == len(with_runs) else f" (in {'; '.join(_of(row, study) for row in rows)})"
+        where = "" if len(rows) == len(with_runs) else f" (in {'; '.join(_row_title(row, study) for row in rows)})"
         yield f"Deviation: {line}{where}"
 
 
-def _machines(found: Results) -> Iterator[str]:
+def _machine_notes(found: Results) -> Iterator[str]:
     runs = [run for by_seed in found.values() for run in by_seed.values()]
     commits = sorted({_commit(run) for run in runs})
     devices = sorted({run.device for run in runs})
@@ -266,11 +287,11 @@ def _commit(run: Result) -> str:
     return f"{commit[:10]}{' with changes' if run.environment.get('dirty') else ''}" if commit else "unknown"
 
 
-def _of(row: Row, study: Study) -> str:
+def _row_title(row: StudyRow, study: Study) -> str:
     return f"{row.group}, {row.label}" if len(study.groups) > 1 else row.label
 
 
-def _listed(seeds: Sequence[int]) -> str:
+def _join(seeds: Sequence[int]) -> str:
     return ", ".join(map(str, seeds))
 
 

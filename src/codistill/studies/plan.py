@@ -1,0 +1,265 @@
+"""The runs that a study needs, how many train at once, and what they cost, before anything is trained."""
+
+import hashlib
+import json
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path, PurePath
+
+from codistill.hardware import cores
+from codistill.recipes import Recipe, difference, parse
+from codistill.recipes.changes import WHERE_AND_HOW, is_below, key_of
+from codistill.runs.environment import describe
+from codistill.runs.files import open_regular, refuse_unless
+from codistill.runs.folder import RunFolder
+from codistill.runs.result import Result, device_name, read_result
+from codistill.studies.flops import finished_flops_per_s, measured_flops_per_s, sizes, training_flops
+from codistill.studies.study import Study, StudyRow, slug
+from codistill.studies.tables import Cell, Table
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One recipe with its seed; ``needs`` are the runs whose weights it starts from."""
+
+    title: str
+    recipe: Recipe
+    folder: Path
+    needs: tuple["PlannedRun", ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def result_file(self) -> Path:
+        return RunFolder(self.folder).result
+
+    @property
+    def is_finished(self) -> bool:
+        return self.result_file.exists()
+
+    @property
+    def has_begun(self) -> bool:
+        return RunFolder(self.folder).recipe.exists()
+
+    @property
+    def epochs_done(self) -> int:
+        """The last epoch in timing.jsonl, ignoring a line that is still being written.
+
+        It only serves time estimates, so a damaged file counts as 0 epochs instead of stopping the study.
+        """
+        try:
+            with open(RunFolder(self.folder).timing, encoding="utf-8", opener=open_regular) as timing:
+                last = json.loads(timing.read().split("\n")[-2])
+            return int(last["epoch"])
+        except (OSError, ValueError, TypeError, LookupError):
+            return 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A study's runs: by row key and seed, where rows of the same recipe share one, and all of them, teachers first."""
+
+    by_row: Mapping[tuple[str, int], PlannedRun]
+    runs: tuple[PlannedRun, ...]
+
+
+def plan_runs(study: Study, seeds: Sequence[int], overrides: Sequence[str], out: Path, threads: int | None) -> Plan:
+    """Plan all runs of a study, ``threads`` CPU threads each unless an override sets them.
+
+    Seed by seed and not row by row: whenever the study stops, the methods can be compared on the finished seeds.
+    """
+    by_row = {(row.key, seed): _plan_run(row, seed, overrides, out, threads) for seed in seeds for row in study.rows}
+    by_folder: dict[Path, PlannedRun] = {}
+    for run in by_row.values():
+        for needed in (*run.needs, run):
+            by_folder.setdefault(needed.folder, needed)
+    for folder in (out, *(out / name for name in ("runs", "logs", "recipes")), *by_folder):
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"{folder} is a file, but must be a folder; move it away, or choose another --out")
+    for name in ("logs", "recipes"):  # files are written there under known names
+        refuse_unless(stat.S_IFDIR, out / name)
+    for run in by_folder.values():
+        _check_folder(run)
+    return Plan(by_row, tuple(by_folder.values()))
+
+
+def require_data(runs: Sequence[PlannedRun]) -> None:
+    """Raise for data that are missing, once, instead of letting every run fail."""
+    from codistill.data.cifar import CIFARS, find
+    from codistill.data.download import data_folder
+    from codistill.data.image_files import find_sets
+
+    for name, folder in {(run.recipe.data.name, run.recipe.data.folder) for run in runs if not run.is_finished}:
+        if name in CIFARS:
+            find(CIFARS[name], data_folder(folder))
+        elif name == "folder" and folder:
+            find_sets(Path(folder).expanduser())
+
+
+def _plan_run(row: StudyRow, seed: int, overrides: Sequence[str], out: Path, threads: int | None) -> PlannedRun:
+    recipe = row.resolve(overrides).replace(seed=seed)
+    if recipe.data.name == "folder" and recipe.data.folder is None:
+        raise ValueError(f"{row.group}, {row.label}: needs a folder of images; give data.folder=FOLDER")
+    teachers = {
+        name: (_plan_run(teacher, seed, overrides, out, threads), network)
+        for name, (teacher, network) in row.teachers.items()
+    }
+    if teachers:
+        start = {name: str(RunFolder(run.folder).weights(network)) for name, (run, network) in teachers.items()}
+        recipe = recipe.replace(start=start)
+    if threads is not None and recipe.runtime.threads is None:
+        recipe = recipe.replace(runtime={**recipe.runtime.model_dump(), "threads": threads})
+    needs = tuple(run for run, _ in teachers.values())
+    return PlannedRun(f"{row.group}, {row.label}, seed {seed}", recipe, out / "runs" / run_name(recipe), needs)
+
+
+def run_name(recipe: Recipe) -> str:
+    """The name of a run's folder, as in ``cifar100-wrn-28-4-twins-dcm-seed1-0a1b2c3d4e``: readable and unique."""
+    networks = list(recipe.networks.values())
+    is_twins = len(networks) == 2 and networks[0] == networks[1]
+    cohort = f"{networks[0]}-twins" if is_twins else "-".join(networks)
+    return f"{slug(f'{recipe.data.name}-{cohort}-{recipe.method}')[:80]}-seed{recipe.seed}-{_digest(recipe)}"
+
+
+def _digest(recipe: Recipe) -> str:
+    """Hash of the recipe without its name, checkpoint settings, threads and the paths of known data sets.
+
+    Defaults are left out, so that runs keep their names when a later version adds a key.
+    """
+    values = recipe.model_dump(mode="json", exclude_defaults=True, exclude={"name", "checkpoints"})
+    for section in ("optimizer", "schedule"):
+        values[section]["kind"] = getattr(recipe, section).kind  # a default of its class, but it tells classes apart
+    values.get("runtime", {}).pop("threads", None)
+    if recipe.data.name != "folder":
+        values["data"].pop("folder", None)
+    if recipe.start:
+        values["start"] = start_names(recipe.start)
+    written = json.dumps({key: value for key, value in values.items() if value != {}}, sort_keys=True)
+    return hashlib.sha256(written.encode()).hexdigest()[:10]
+
+
+def start_names(start: Mapping[str, str]) -> dict[str, str]:
+    """Shorten paths of weights to ``RUN/weights/a.safetensors``: the run's name identifies them on any machine."""
+    return {name: "/".join(PurePath(file).parts[-3:]) for name, file in start.items()}
+
+
+def _check_folder(run: PlannedRun) -> None:
+    """Raise ValueError if the run's folder contains a run of another recipe.
+
+    The device and the kernels may differ from the plan: the run may have been continued on another machine.
+    """
+    try:
+        RunFolder(run.folder).refuse_irregular()
+        stored = [parse.load(RunFolder(run.folder).recipe)] if run.has_begun else []
+        stored += [read_result(run.result_file).recipe] if run.is_finished else []
+    except ValueError as error:
+        raise ValueError(f"{error}\nMove {run.folder} away to train it again, or choose another --out") from error
+    for recipe in stored:
+        same_start = ("start",) if start_names(recipe.start) == start_names(run.recipe.start) else ()
+        may_differ = ("name", *same_start, *WHERE_AND_HOW)
+        if lines := [line for line in difference(recipe, run.recipe) if not is_below(key_of(line), may_differ)]:
+            changed = "\n  ".join(lines)
+            raise ValueError(
+                f"{run.folder} contains a run of another recipe:\n  {changed}\n"
+                "Move that folder away, or choose another --out"
+            )
+
+
+def choose_jobs(recipe: Recipe, jobs: int | None) -> tuple[int, int | None]:
+    """How many trainings run at once, and the CPU threads of each (None: torch's default).
+
+    On a CPU the default is one training per core, because small networks gain more from that than from threads. On a
+    GPU it is one: two that share an H200 together do 1.10 times the work of one, seven 0.94 times.
+    """
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"--jobs {jobs}: must be at least 1; leave it out for one per core, or one on a GPU")
+    if not _runs_on_cpu(recipe):
+        return jobs or 1, None
+    at_once = jobs or cores()
+    return at_once, max(1, cores() // at_once)
+
+
+def _runs_on_cpu(recipe: Recipe) -> bool:
+    if recipe.runtime.device != "auto":
+        return recipe.runtime.device == "cpu"
+    import torch
+
+    return not (torch.cuda.is_available() or torch.backends.mps.is_available())
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The FLOP/s of one run, None if not known, and a sentence that says where the number comes from."""
+
+    flops_per_s: float | None
+    source: str
+
+    @classmethod
+    def estimate(cls, plan: Plan) -> "Pace":
+        """Take the pace of runs that finished on this machine, or else measure a few steps of the costliest run."""
+        finished = _finished_here(plan)
+        if flops_per_s := finished_flops_per_s(finished):
+            return cls(flops_per_s, f"{_in_giga(flops_per_s)}, is that of {len(finished)} finished runs.")
+        for run in _worth_measuring(plan):
+            if (seen := sizes(run.recipe)) and (flops_per_s := measured_flops_per_s(run.recipe, seen)):
+                return cls(flops_per_s, f"{_in_giga(flops_per_s)}, {_how_measured(run.recipe)}")
+        return cls(None, "The pace is not known: nothing is finished, and no step could be measured.")
+
+    def hours(self, flops: float) -> float | None:
+        return flops / self.flops_per_s / 3600 if self.flops_per_s else None
+
+
+def _finished_here(plan: Plan) -> list[Result]:
+    """The finished runs of this machine: another machine's pace says nothing about the runs to come."""
+    results = [(run, read_result(run.result_file)) for run in plan.runs if run.is_finished]
+    here = describe() if results else {}
+    return [result for run, result in results if result.device == device_name(run.recipe, here)]
+
+
+def _worth_measuring(plan: Plan) -> list[PlannedRun]:
+    """The costliest run first; a student can only be measured once its teacher's weights exist."""
+    ready = [run for run in plan.runs if all(needed.is_finished for needed in run.needs)]
+    return sorted(ready, key=lambda run: training_flops(run.recipe) or 0, reverse=True)
+
+
+def _how_measured(recipe: Recipe) -> str:
+    how = "uncompiled; compiled, as in the runs, they are likely faster" if recipe.runtime.compile else "a guess"
+    return f"was measured on a few steps just now, without start and evaluation: {how}."
+
+
+def _in_giga(flops_per_s: float) -> str:
+    return f"The pace, {flops_per_s / 1e9:,.0f} GFLOP/s a run"
+
+
+def plan_table(study: Study, plan: Plan, jobs: int, pace: Pace) -> Table:
+    """Runs, FLOPs and hours by row. A run that two rows share is trained once and counted once in the total."""
+    rows: list[tuple[Cell, ...]] = []
+    for row in study.rows:
+        runs = [run for (key, _), run in plan.by_row.items() if key == row.key]
+        recipe = runs[0].recipe
+        flops = training_flops(recipe)
+        hours = None if flops is None else pace.hours(flops)
+        cost = ["unknown" if figure is None else figure for figure in (flops and flops / 1e15, hours)]
+        finished = sum(run.is_finished for run in runs)
+        rows.append((row.group, row.label, len(runs), finished, recipe.length.epochs, *cost))
+    columns = ("networks", "row", "runs", "finished", "epochs", "PFLOP a run", "hours a run")
+    return Table(f"Plan: {study.title}", columns, tuple(rows), (describe_work(plan, jobs, pace), pace.source))
+
+
+def describe_work(plan: Plan, jobs: int, pace: Pace) -> str:
+    """A sentence on what is left to train, and how long it takes at this pace."""
+    left = [run for run in plan.runs if not run.is_finished]
+    costs = [flops * _share_left(run) for run in left if (flops := training_flops(run.recipe)) is not None]
+    hours = pace.hours(sum(costs) / max(1, min(jobs, len(left))))
+    time = "for an unknown time" if hours is None else f"about {timedelta(seconds=round(hours * 3600))}"
+    unknown = len(left) - len(costs)
+    beside = f", plus {unknown} runs whose images were not found" if unknown else ""
+    return f"To do: {len(left)} runs, {sum(costs) / 1e15:.3g} PFLOP, {jobs} at a time: {time}{beside}."
+
+
+def _share_left(run: PlannedRun) -> float:
+    return 1 - run.epochs_done / run.recipe.length.epochs
