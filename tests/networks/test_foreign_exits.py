@@ -110,7 +110,7 @@ def test_where_timm_lists_the_inside_of_a_block_the_block_before_is_the_exit() -
         "act4",
     ]
     assert [place.path for place in network.exits[:2]] == ["block11", "block2"]
-    with pytest.raises(ValueError, match="what follows also uses what was computed before it; name another module"):
+    with pytest.raises(ValueError, match="what follows it also uses earlier results; name another module"):
         architecture("timm:legacy_xception@block12.rep.0").head("c2", "paper", 5)
 
 
@@ -167,12 +167,12 @@ class Pair(Net):
         (Net(), {"in_channels": 1}, "network 'mine' takes images of 3 channels, but the data have 1"),
         (nn.Sequential(nn.Flatten(), nn.Linear(3072, 5)), {}, "no stages found to hang heads at; name modules"),
         (nn.Sequential(nn.Flatten(), nn.Linear(3072, 5)), {}, "or have no heads with exits=()"),
-        (Pair(), {}, "in training it does not give one row of logits per image"),
+        (Pair(), {}, "in training mode it does not return one row of logits per image"),
         (nn.Linear(7, 5), {}, "its forward fails for images of 3 channels, tried without values on the meta device"),
         (Branching(), {"heads": "apfc"}, "tried without values on the meta device (32×32: Tensor.item() cannot be"),
         (Net(), {"exits": {"mnie": ()}}, "unknown network in exits 'mnie'; did you mean 'mine'?"),
         (Net(), {"exits": {}}, "exits have no entry for 'mine'; add 'mine': None for the default ones, () for none"),
-        (LongWay(), {"exits": ("second",)}, "no head of kind paper at c2: what follows also uses what was computed"),
+        (LongWay(), {"exits": ("second",)}, "no head of kind paper at c2: what follows it also uses earlier results"),
         (InPlace(), {"exits": ("first",)}, "what follows 'first' writes into its output; name the module that does"),
     ],
 )  # fmt: skip
@@ -295,7 +295,7 @@ def test_networks_that_take_different_images_do_not_go_together() -> None:
         ("torchvision:fasterrcnn_resnet50_fpn", {}, "torchvision has no classifier 'fasterrcnn_resnet50_fpn'"),
         ("timm:resnet18:patch_size=4", {}, "timm cannot build resnet18 with patch_size=4: "),
         ("torchvision:resnet18", {"in_channels": 1}, "resnet18 takes images of 3 channels, but the data have 1"),
-        ("torchvision:googlenet", {}, "torchvision:googlenet: in training it does not give one row of logits"),
+        ("torchvision:googlenet", {}, "torchvision:googlenet: in training mode it does not return one row of logits"),
         ("timm:resnet18@layer9", {}, "timm:resnet18: it has no module 'layer9' that runs; did you mean 'layer"),
         ("timm:resnet18", {"exits": ("stage2",)}, "unknown exit of network 'a' 'stage2'; Allowed: c2, c3, c4, c5"),
         ("timm:resnet18", {"exits": ("layer2",)}, "modules are named behind @, as in timm:resnet18@layer2"),
