@@ -1,10 +1,14 @@
 # `make demo` and `make test` are all a newcomer needs; both set up .venv by themselves.
+.DEFAULT_GOAL := help
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test lint types unit punish docs clean
+.PHONY: help demo test lint types unit fix gpu punish docs clean
+
+help:                   ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
 
 demo: $(READY)          ## two small networks, three methods, a table and a page (5 to 7 minutes on 2 cores, after the install)
 	$(BIN)/codistill study demo --out runs/demo
@@ -12,14 +16,14 @@ demo: $(READY)          ## two small networks, three methods, a table and a page
 
 test: lint types unit   ## everything that CI runs
 
-lint: $(READY)
+lint: $(READY)          ## ruff, as CI runs it
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(READY)
+types: $(READY)         ## mypy --strict
 	$(BIN)/mypy
 
-unit: $(READY)
+unit: $(READY)          ## the tests alone
 	$(BIN)/pytest -n 2 --dist worksteal
 
 punish: $(READY)        ## the faults and attacks of docs/reliability.md as often as published (about an hour on 2 cores)
@@ -33,8 +37,15 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+fix: $(READY)           ## let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+gpu: $(READY)           ## the tests that need a CUDA device
+	$(BIN)/pytest tests/gpu
+
 docs: $(READY)          ## the documentation's site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-clean:
+clean:                  ## remove .venv and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache dist

@@ -29,10 +29,10 @@ from codistill.distributed.mesh import Mesh
 from codistill.distributed.split import Split
 from codistill.engine.peers import ALONE, Peers
 from codistill.engine.runtime import prepare
+from codistill.engine.schedule import Position, TrainingSchedule
+from codistill.engine.state import prepare_training
 from codistill.engine.step import choose_step
-from codistill.engine.timetable import Position, Timetable
 from codistill.engine.trainer import draw_epoch
-from codistill.engine.training import prepare_training
 from codistill.recipes import get
 from codistill.recipes.schema import Recipe
 
@@ -63,11 +63,11 @@ def recipe_of(count: int, network: str, batch_size: int) -> Recipe:
 def time_steps(recipe: Recipe, peers: Peers, steps: int) -> Measured:
     data = load(recipe.data, seed=recipe.seed)
     training = prepare_training(recipe, data, prepare(recipe.runtime), peers)
-    step, timetable = choose_step(training), Timetable.of(recipe, len(data.train))
+    step, timetable = choose_step(training), TrainingSchedule.of(recipe, len(data.train))
     plan = draw_epoch(training, 0)
 
     def take(index: int) -> None:
-        step(plan.step(index), timetable.turn(Position(0, index)))
+        step(plan.step(index), timetable.context(Position(0, index)))
 
     return timed(take, steps)
 

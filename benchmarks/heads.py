@@ -19,7 +19,7 @@ from codistill.data.device import OnDevice
 from codistill.data.images import ImageData
 from codistill.data.load import load
 from codistill.engine.evaluate import evaluate
-from codistill.networks.counting import cost
+from codistill.networks.cost import cost
 from codistill.recipes.schema import Augment
 
 BATCH_SIZE, LR, MOMENTUM, WEIGHT_DECAY = 128, 0.1, 0.9, 5e-4

@@ -15,10 +15,10 @@ from codistill.distributed.mesh import Mesh
 from codistill.distributed.split import Split
 from codistill.engine.peers import ALONE
 from codistill.engine.runtime import prepare
+from codistill.engine.schedule import Position, TrainingSchedule
+from codistill.engine.state import prepare_training
 from codistill.engine.step import choose_step
-from codistill.engine.timetable import Position, Timetable
 from codistill.engine.trainer import draw_epoch
-from codistill.engine.training import prepare_training
 from codistill.recipes import get
 from codistill.recipes.schema import Recipe
 from distributed import Measured, measure, timed
@@ -33,8 +33,8 @@ def in_shares(crew: Crew | None, recipe: Recipe, steps: int) -> Held:
     data = load(recipe.data, seed=recipe.seed)
     peers = Mesh(crew, Layout(Split((("a",),)), crew.size), recipe) if crew else ALONE
     training = prepare_training(recipe, data, prepare(recipe.runtime), peers)
-    step, timetable, plan = choose_step(training), Timetable.of(recipe, len(data.train)), draw_epoch(training, 0)
-    measured = timed(lambda index: step(plan.step(index), timetable.turn(Position(0, index))), steps)
+    step, timetable, plan = choose_step(training), TrainingSchedule.of(recipe, len(data.train)), draw_epoch(training, 0)
+    measured = timed(lambda index: step(plan.step(index), timetable.context(Position(0, index))), steps)
     return Held(sum(tensor.nbytes for tensor in training.tensors_of("a").values()), measured)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import mean
 
 from codistill.runs.folder import RunFolder
+from codistill.runs.result import read_finished
 from codistill.studies.statistics import summarise
 
 METHODS = {"independent": "independent", "dml": "DML", "dcm": "DCM"}
@@ -24,7 +25,7 @@ def errors(runs: Path) -> dict[int, dict[str, float]]:
     found: dict[int, dict[str, float]] = {}
     for folder in sorted(runs.iterdir()):
         if RunFolder(folder).result.exists():
-            result = RunFolder(folder).read_result()
+            result = read_finished(RunFolder(folder))
             last = [network["last"]["top1_error"] for network in result["networks"].values()]
             found.setdefault(result["recipe"]["seed"], {})[result["recipe"]["method"]] = mean(last)
     return {seed: by_method for seed, by_method in sorted(found.items()) if by_method.keys() == METHODS.keys()}

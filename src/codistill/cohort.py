@@ -18,7 +18,6 @@ from codistill.networks.backbone import Architecture, Backbone, wrong_size
 from codistill.networks.build import architecture
 from codistill.networks.heads import HEAD_KINDS
 from codistill.networks.names import RESERVED, outline
-from codistill.networks.undrawn import Undrawn
 from codistill.randomness import derive
 from codistill.transfer.graph import Outline
 from codistill.wording import unknown
@@ -121,9 +120,8 @@ def _draws_from(seed: int) -> Iterator[None]:
 
     So they are drawn on the CPU, from a fork of its random numbers: the caller's own go on as if nothing happened.
     """
-    if torch.get_default_device().type == "meta":
-        with Undrawn():
-            yield
+    if torch.get_default_device().type == "meta":  # shapes without values: there are no weights to draw
+        yield
         return
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed every GPU too

@@ -92,7 +92,7 @@ def test_all_that_is_wrong_with_a_recipe_comes_at_once_and_nothing_is_written(co
         (["study", "table9"], "unknown study 'table9'"),
         (["study", "demo", "--methods", ""], "unknown method in study demo ''"),
         (["study", "demo", "--rows", ""], "unknown row of study demo ''"),
-        (["evaluate", "nowhere"], "nowhere is no run: it has no recipe.yaml"),
+        (["evaluate", "nowhere"], "nowhere is not a run: it has no recipe.yaml"),
     ],
 )
 def test_unknown_names_are_answered_with_what_to_type(codistill: Codistill, arguments: list[str], said: str) -> None:

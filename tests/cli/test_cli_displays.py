@@ -10,13 +10,13 @@ from rich.console import Console
 from codistill.cli.displays import Lines, LiveTable, best_errors
 from codistill.cli.output import console, duration, number
 from codistill.engine.evaluate import Metrics
-from codistill.engine.timetable import Position, Timetable
+from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.engine.trainer import Progress
 from codistill.recipes import get
 from codistill.runs.files import to_json
 
 RECIPE = get("quickstart", ["length.epochs=4"])
-TIMETABLE = Timetable(epochs=4, images=1000, batch_size=100, accumulate=1, seed=0)
+TIMETABLE = TrainingSchedule(epochs=4, images=1000, batch_size=100, accumulate=1, seed=0)
 PROGRESS = Progress(
     epoch=2,
     epochs=4,

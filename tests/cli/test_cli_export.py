@@ -119,7 +119,7 @@ def test_wrong_input_to_export(finished: Any, codistill: Codistill, arguments: l
 
 def test_what_is_no_run(codistill: Codistill) -> None:
     result = codistill("export", "nowhere", "--network", "a", "--out", "out")
-    assert (result.exit_code, result.stderr.split(";")[0]) == (2, "error: nowhere is no run: it has no recipe.yaml")
+    assert (result.exit_code, result.stderr.split(";")[0]) == (2, "error: nowhere is not a run: it has no recipe.yaml")
 
 
 def test_predict_prints_a_line_per_image(folder: Path, photo: Path, codistill: Codistill) -> None:

@@ -10,9 +10,8 @@ from calling import TINY, Codistill, call
 
 from codistill import recipes
 from codistill.recipes import difference
-from codistill.runs.folder import read_result_file
+from codistill.runs.result import read_result, read_result_content
 from codistill.studies.published import publish
-from codistill.studies.results import read_result
 
 NETWORKS = "networks={teacher: wrn-10-1, student: wrn-10-1}"
 
@@ -74,7 +73,7 @@ def test_a_damaged_recipe_in_a_sorted_result_is_left_to_its_check(run: Path, tmp
     for damage in (None, {"networks": None}, {"method": "kd", "networks": {"b": "wrn-10-1"}}):
         file = tmp_path / "result.json"
         file.write_text(json.dumps({**content, "recipe": damage, "epochs": None}, sort_keys=True))
-        assert read_result_file(file)["recipe"] == damage
+        assert read_result_content(file)["recipe"] == damage
 
 
 def test_a_student_before_its_teacher_is_told_the_rule(codistill: Codistill) -> None:

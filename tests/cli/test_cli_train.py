@@ -18,9 +18,9 @@ from safetensors.torch import load_file, save_file
 
 from codistill.cli.displays import Lines
 from codistill.cli.train import default_folder
-from codistill.engine import inputs, trainer
+from codistill.engine import checks, trainer
+from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.engine.signals import SIGNALS, StopRequest
-from codistill.engine.timetable import Position, Timetable
 from codistill.recipes import get
 from codistill.runs.folder import RunFolder
 
@@ -178,7 +178,7 @@ def test_before_the_first_step_a_signal_ends_it_at_once(
         went_on.append(True)
         raise ValueError("nobody stopped me")
 
-    monkeypatch.setattr(inputs, "load", read_slowly)
+    monkeypatch.setattr(checks, "load", read_slowly)
     result = codistill("train", *TINY, "--out", "run")
     assert (result.exit_code, result.stderr, went_on) == (75, "", [])
     assert result.stdout.splitlines()[-2:] == [
@@ -188,7 +188,7 @@ def test_before_the_first_step_a_signal_ends_it_at_once(
 
 
 def test_a_stop_during_training_says_that_all_is_saved(codistill: Codistill, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop_in_the_second_epoch(_: Lines, position: Position, timetable: Timetable) -> None:
+    def stop_in_the_second_epoch(_: Lines, position: Position, timetable: TrainingSchedule) -> None:
         if position.epoch == 1:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -262,7 +262,7 @@ def test_evaluate_says_what_to_do_about_too_little_memory(
     def no_memory(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("codistill.engine.evaluate.evaluate", no_memory)
+    monkeypatch.setattr("codistill.engine.finished.evaluate", no_memory)
     result = codistill("evaluate", finished.folder)
     assert result.exit_code == 2
     assert "set CUDA_VISIBLE_DEVICES= to measure on the CPU" in result.stderr
@@ -273,7 +273,7 @@ def test_evaluate_notices_other_weights(copied: Path, codistill: Codistill) -> N
     save_file({name: tensor * -1 for name, tensor in load_file(file).items()}, file)
     result = codistill("evaluate", copied)
     assert result.exit_code == 2
-    assert "the weights do not give what result.json says:\n  a: " in result.stderr
+    assert "the weights do not give the metrics in result.json:\n  a: " in result.stderr
     assert "\n  b: " not in result.stderr
 
 
@@ -288,7 +288,7 @@ def test_evaluate_refuses_what_it_cannot_read(copied: Path, codistill: Codistill
     unfinished = codistill("evaluate", copied)
     assert [r.exit_code for r in (broken_weights, later_version, no_json, unfinished)] == [2, 2, 2, 2]
     assert "b.safetensors" in broken_weights.stderr
-    assert "not a run's result that this version reads" in later_version.stderr
+    assert "not a run's result in the format that this version reads" in later_version.stderr
     assert "not readable as JSON" in no_json.stderr
     assert f"codistill train {copied}/recipe.yaml --out {copied}" in unfinished.stderr
 

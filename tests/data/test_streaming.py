@@ -14,7 +14,7 @@ from codistill.data import image_folder
 from codistill.data.images import ImageData, Images
 from codistill.data.load import load
 from codistill.data.stream import BATCHES_KEPT, StreamedImages
-from codistill.engine.timetable import Position, Timetable
+from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.engine.trainer import train
 from codistill.recipes.schema import Data, Recipe
 from tiny import tiny_recipe
@@ -81,7 +81,7 @@ def test_a_worker_that_dies_or_hangs_is_replaced_and_nothing_changes(
     assert isinstance(data.train, StreamedImages)
     pool, struck = data.train.pixels.pool, {}
 
-    def strike(position: Position, timetable: Timetable) -> None:
+    def strike(position: Position, timetable: TrainingSchedule) -> None:
         """Both, before the first evaluation asks them."""
         for worker in pool.processes if (position.epoch, position.step) == (0, 3) else ():
             assert worker.process is not None

@@ -59,10 +59,10 @@ def test_predictions_are_all_that_moves(tmp_path: Path) -> None:
 
 def relabelled(data: ImageData) -> ImageData:
     """Every label of another class: as many images, but other data."""
-    from codistill.engine.inputs import own
+    from codistill.engine.checks import prepare_own_images
 
     labels = (data.train.labels + 1) % data.num_classes
-    return own(replace(data, train=data.train.relabelled(labels)), recipe_of(2))
+    return prepare_own_images(replace(data, train=data.train.relabelled(labels)), recipe_of(2))
 
 
 def disagree(crew: Any, notes: Path) -> None:
@@ -70,13 +70,13 @@ def disagree(crew: Any, notes: Path) -> None:
     from codistill.data import embedded
     from codistill.distributed import trainer
     from codistill.distributed.layout import Wish
-    from codistill.engine.inputs import own
+    from codistill.engine.checks import prepare_own_images
 
     odd = crew.rank == crew.size - 1
     recipe, data, said = recipe_of(2), embedded.read(), []
     cases: list[tuple[Any, ...]] = [
         (recipe_of(2, seed=4, batch_size=16) if odd else recipe, data, Wish()),
-        (recipe, relabelled(data) if odd else own(data, recipe), Wish()),
+        (recipe, relabelled(data) if odd else prepare_own_images(data, recipe), Wish()),
         (recipe, data, Wish("b,a") if odd else Wish()),
         (recipe, data, Wish()),
     ]

@@ -1,4 +1,4 @@
-"""``codistill train --nproc``, torchrun and Slurm: started, killed, stopped, and told nonsense."""
+"""``codistill train --nproc``, torchrun and Slurm: runs that are started, killed, stopped and misconfigured."""
 
 import os
 import signal
@@ -136,7 +136,7 @@ def test_what_is_wrong_is_said_once_and_not_tried_again(tmp_path: Path) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 2
     assert ended.stderr.count("error: ") == 1
-    assert f"error: rank 0 (a): {tmp_path} holds files that are not a run's" in ended.stderr
+    assert f"error: rank 0 (a): {tmp_path} contains files that are not a run's" in ended.stderr
     assert "start again" not in ended.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
@@ -215,25 +215,24 @@ def test_only_loopback_is_trusted(address: str, expected: bool) -> None:
 FAKES = {
     "scontrol": 'if [ "$1" = show ]; then printf "n1\\nn2\\n"; else echo "$@" >> "$LOG"; fi',
     "srun": 'echo "srun $@" >> "$LOG"; trap "echo saved >> $LOG; exit 0" TERM; '
-    'if [ "$END" = finish ]; then mkdir -p "$OUT"; touch "$OUT/result.json"; exit 0; fi; '
+    'if [ "$END" = finish ]; then mkdir -p runs/twins; touch runs/twins/result.json; exit 0; fi; '
     'if [ "$END" = fail ]; then exit 2; fi; while :; do sleep 0.05; done',
 }
 
 
 @pytest.mark.parametrize(("end", "code", "requeued"), [("finish", 0, False), ("fail", 1, False), ("", 1, True)])
-def test_the_sbatch_file_queues_again_only_what_was_told_to_stop(
+def test_the_sbatch_script_of_the_docs_requeues_only_a_stopped_run(
     end: str, code: int, requeued: bool, tmp_path: Path
 ) -> None:
-    out, log = tmp_path / "my run", tmp_path / "log"
-    arguments = ["slurm", "quickstart", "seed=3", "--nodes=2", "--nproc=1", "--split=b,a", "--out", str(out)]
-    printed = CliRunner().invoke(app, arguments)
-    assert printed.exit_code == 0, printed.stderr
+    page = (Path(__file__).parents[2] / "docs" / "distributed.md").read_text()
+    script = page.split("```bash\n#!/bin/bash\n")[1].split("```")[0]
+    log = tmp_path / "log"
     for name, body in FAKES.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
         (tmp_path / name).chmod(0o755)
     slurm = {"SLURM_JOB_ID": "71234", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "n[1-2]"}
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "LOG": str(log), "OUT": str(out), "END": end, **slurm}
-    with subprocess.Popen(["bash", "-c", printed.stdout], env=environment, stderr=subprocess.PIPE) as job:
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "LOG": str(log), "END": end, **slurm}
+    with subprocess.Popen(["bash", "-c", script], env=environment, cwd=tmp_path) as job:
         if requeued:
             until = time.monotonic() + 60
             while not log.exists() and time.monotonic() < until:
@@ -241,18 +240,6 @@ def test_the_sbatch_file_queues_again_only_what_was_told_to_stop(
             job.send_signal(signal.SIGUSR1)
         assert job.wait(timeout=60) == code
     lines = log.read_text().splitlines()
-    assert lines[0] == (
-        "srun torchrun --nnodes=2 --nproc-per-node=1 --max-restarts=3 --rdzv-backend=c10d --rdzv-id=71234 "
-        f"--rdzv-endpoint=n1:21234 -m codistill train quickstart seed=3 --split=b,a --timeout=600 --quiet --out {out}"
-    )
+    assert lines[0].startswith("srun torchrun --nnodes=2 ")
+    assert "--rdzv-endpoint=n1:21234 -m codistill train cifar100/wrn-28-10-twins " in lines[0]
     assert lines[1:] == (["saved", "requeue 71234"] if requeued else [])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [(["--nodes=2", "--nproc=4", "--shards=1"], "8 processes for 2"), (["--time=soon"], "--time soon")],
-)
-def test_an_sbatch_file_that_cannot_work_is_not_printed(options: list[str], message: str) -> None:
-    result = CliRunner().invoke(app, ["slurm", "quickstart", *options])
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert message in result.stderr

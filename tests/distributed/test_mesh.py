@@ -18,7 +18,7 @@ from codistill.data.batches import Share
 from codistill.engine.fast.sections import as_it_is
 from codistill.engine.parts import Functions, PlainWay
 from codistill.engine.peers import ALONE, Alone
-from codistill.engine.timetable import Position, Timetable
+from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.recipes.schema import Constant, Recipe, Sgd
 from tiny import tiny_recipe
 
@@ -48,7 +48,7 @@ def float64() -> Iterator[None]:
 def training_of(recipe: Recipe, *peers: Any) -> Any:
     from codistill.data.load import load
     from codistill.engine.runtime import prepare
-    from codistill.engine.training import prepare_training
+    from codistill.engine.state import prepare_training
 
     torch.set_default_dtype(torch.float64)
     return prepare_training(recipe, load(recipe.data, seed=recipe.seed), prepare(recipe.runtime), *peers)
@@ -63,15 +63,15 @@ def mesh_of(crew: Any, recipe: Recipe, split: str, shards: int) -> Any:
 
 
 def take_steps(training: Any, count: int) -> None:
+    from codistill.engine.schedule import Position, TrainingSchedule
     from codistill.engine.step import choose_step
-    from codistill.engine.timetable import Position, Timetable
     from codistill.engine.trainer import draw_epoch
 
     step, plan = choose_step(training), draw_epoch(training, 0)
-    timetable = Timetable.of(training.recipe, len(training.data.splits["train"]))
+    timetable = TrainingSchedule.of(training.recipe, len(training.data.splits["train"]))
     batches = [plan.step(index) for index in range(count)]
     for index, batch in enumerate(training.peers.following(batches, training.batch)):
-        step(batch, timetable.turn(Position(0, index)))
+        step(batch, timetable.context(Position(0, index)))
 
 
 def contiguous(module: torch.nn.Module) -> dict[str, Tensor]:
@@ -210,7 +210,7 @@ def test_every_share_has_its_own_dropout(float64: None) -> None:
         share = Share(1, 2)
 
     recipe = plain_recipe(networks={"a": "wrn-10-1-dropout-0.3", "b": "resnet-8"})
-    turn, images = Timetable.of(recipe, 70).turn(Position()), torch.randn(4, 1, 28, 28)
+    turn, images = TrainingSchedule.of(recipe, 70).context(Position()), torch.randn(4, 1, 28, 28)
     first, again, second = (logits_of(training_of(recipe, peers), images, turn) for peers in (ALONE, ALONE, Second()))
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert {name: torch.equal(first[name], second[name]) for name in first} == {

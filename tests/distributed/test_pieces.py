@@ -191,7 +191,7 @@ def test_a_teacher_is_in_pieces_too(tmp_path: Path) -> None:
 
 
 def lose_a_piece(crew: Any, notes: Path) -> None:
-    from codistill.engine.recovery import Recovery
+    from codistill.engine.health import Recovery
 
     recipe = sharded_recipe()
     training = training_of(recipe, mesh_of(crew, recipe, "a+b", 2))

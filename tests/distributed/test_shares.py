@@ -145,8 +145,8 @@ def test_shares_are_the_batch(augment: Augment, shards: int) -> None:
     from codistill.data.batches import Share
     from codistill.data.load import load
     from codistill.engine.runtime import prepare
+    from codistill.engine.state import prepare_training
     from codistill.engine.trainer import draw_epoch
-    from codistill.engine.training import prepare_training
 
     recipe = shared_recipe(augment=augment.model_dump())
     training = prepare_training(recipe, load(recipe.data, seed=recipe.seed), prepare(recipe.runtime))

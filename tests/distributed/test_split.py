@@ -5,8 +5,10 @@ import itertools
 import pytest
 from ranks import recipe_of
 
+from codistill.data.load import load
 from codistill.distributed.layout import Layout, Wish, refuse_misfit
 from codistill.distributed.split import Split
+from codistill.distributed.trainer import count_flops
 from codistill.recipes.schema import Recipe
 from tiny import tiny_recipe
 
@@ -29,6 +31,14 @@ def test_the_heaviest_rank_is_as_light_as_can_be(ranks: int) -> None:
     assert sorted(itertools.chain(*split.groups)) == ["a", "b", "c", "d"]
     assert all(split.groups)
     assert Split.parse(str(split), recipe) == split
+
+
+def test_flops_follow_depth_and_heads() -> None:
+    """resnet-56 has nine blocks a stage where resnet-8 has one, which halves the resolution in two of three stages."""
+    data = load("fashion", seed=0)
+    flops = count_flops(tiny_recipe(networks={"a": "resnet-8", "b": "resnet-56"}, method="dml"), data)
+    assert 9 < flops["b"] / flops["a"] < 12
+    assert count_flops(tiny_recipe(networks={"a": "resnet-8", "b": "resnet-56"}), data)["a"] > flops["a"]
 
 
 def test_a_teacher_lives_with_a_learner() -> None:

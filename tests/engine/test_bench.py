@@ -14,10 +14,10 @@ from codistill.engine.bench import EPOCH_STEPS, Runner, bench, matmul_flops_per_
 from codistill.engine.fast.compiler import compiled_whole
 from codistill.engine.parts import PARTS, Functions, FunctionsBySize, PlainWay
 from codistill.engine.runtime import prepared
+from codistill.engine.state import prepare_training
 from codistill.engine.step import choose_step
-from codistill.engine.training import prepare_training
 from codistill.networks.build import architecture
-from codistill.networks.counting import cost
+from codistill.networks.cost import cost
 from codistill.recipes.schema import Augment, Runtime
 from tiny import tiny_recipe
 

@@ -16,8 +16,8 @@ from codistill.engine import trainer
 from codistill.engine.bench import random_data
 from codistill.engine.fast.capture import BESIDE, CapturedStep, Rehearsed, SideBySide
 from codistill.engine.runtime import prepared
-from codistill.engine.timetable import Position, Timetable, Turn
-from codistill.engine.training import Training, prepare_training
+from codistill.engine.schedule import Position, StepContext, TrainingSchedule
+from codistill.engine.state import Training, prepare_training
 from tiny import tiny_recipe
 
 SMALL = {"a": "wrn-10-1", "b": "resnet-8"}
@@ -58,8 +58,8 @@ def idle_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def take_a_step(training: Training) -> None:
-    timetable = Timetable.of(training.recipe, len(training.data.splits["train"]))
-    CapturedStep(training, "recorded")(trainer.draw_epoch(training, 0).step(0), timetable.turn(Position()))
+    schedule = TrainingSchedule.of(training.recipe, len(training.data.splits["train"]))
+    CapturedStep(training, "recorded")(trainer.draw_epoch(training, 0).step(0), schedule.context(Position()))
 
 
 @pytest.mark.parametrize("is_long", [False, True])
@@ -67,12 +67,12 @@ def test_algorithms_are_tried_in_long_trainings_only(
     is_long: bool, training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it is recorded too: a trial there would be an error."""
-    monkeypatch.setattr("codistill.engine.training.LONG", 0 if is_long else 10**16)
+    monkeypatch.setattr("codistill.engine.state.LONG", 0 if is_long else 10**16)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)  # as on a GPU
     tries: list[bool] = []
     forward = SideBySide.forward
 
-    def noted(way: SideBySide, images: Tensor, turn: Turn) -> Mapping[str, Tensor]:
+    def noted(way: SideBySide, images: Tensor, turn: StepContext) -> Mapping[str, Tensor]:
         tries.append(torch.backends.cudnn.benchmark)
         return forward(way, images, turn)
 

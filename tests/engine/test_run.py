@@ -83,7 +83,7 @@ def test_a_run_that_learned_nothing_may_begin_otherwise(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["locksmith.txt", "lock.bak", "locks"])
 def test_a_name_that_only_begins_like_ours_is_not_ours(tmp_path: Path, name: str) -> None:
     (tmp_path / name).touch()
-    with pytest.raises(RunError, match="holds files that are not a run's"):
+    with pytest.raises(RunError, match="contains files that are not a run's"):
         run(tiny_recipe(), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [name]
 

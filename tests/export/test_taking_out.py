@@ -199,7 +199,7 @@ def test_a_run_that_saved_nothing(interrupted: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"is no run: it has no recipe\.yaml"):
+    with pytest.raises(ValueError, match=r"is not a run: it has no recipe\.yaml"):
         take_out(tmp_path, "a")
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from codistill.engine import trainer
-from codistill.engine.timetable import Position, Timetable
+from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.recipes.schema import Recipe
 
 
@@ -11,7 +11,7 @@ def train(recipe: Recipe, out: Path, steps: int | None = None) -> Path:
     """To the end, or until so many steps are done; the run's folder."""
     done = 0
 
-    def note(position: Position, timetable: Timetable) -> None:
+    def note(position: Position, timetable: TrainingSchedule) -> None:
         nonlocal done
         done = timetable.steps_taken(position)
 

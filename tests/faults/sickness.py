@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from codistill.data.load import load
 from codistill.engine.optim import set_learning_rate
 from codistill.engine.runtime import prepare
+from codistill.engine.schedule import Position, TrainingSchedule
+from codistill.engine.state import Training, prepare_training
 from codistill.engine.step import choose_step
-from codistill.engine.timetable import Position, Timetable
 from codistill.engine.trainer import draw_epoch
-from codistill.engine.training import Training, prepare_training
 from codistill.recipes.schema import Recipe
 
 State = dict[str, Tensor]
@@ -30,7 +30,7 @@ class Stepper:
     def __init__(self, recipe: Recipe) -> None:
         self.training = started(recipe)
         self.step = choose_step(self.training)
-        self.timetable = Timetable.of(recipe, len(self.training.data.splits["train"]))
+        self.schedule = TrainingSchedule.of(recipe, len(self.training.data.splits["train"]))
 
     def state(self) -> State:
         return {name: tensor.clone() for name, tensor in self.training.tensors().items()}
@@ -39,10 +39,10 @@ class Stepper:
         if before is not None:
             # Without some edges there are fewer terms to add up.
             self.training.restore(before | {"tally/sums": torch.zeros_like(self.training.tally.sums)})
-        at = Position(*divmod(now, self.timetable.steps_per_epoch))
-        turn = self.timetable.turn(at)
-        set_learning_rate(self.training.optimizers.values(), self.training.recipe, turn)
-        self.step(draw_epoch(self.training, at.epoch).step(at.step), turn)
+        at = Position(*divmod(now, self.schedule.steps_per_epoch))
+        context = self.schedule.context(at)
+        set_learning_rate(self.training.optimizers.values(), self.training.recipe, context)
+        self.step(draw_epoch(self.training, at.epoch).step(at.step), context)
         return self.state()
 
 

@@ -17,7 +17,7 @@ from tiny import tiny_recipe
 TIMEOUT_S = 60  # against a hang; a refusal takes a fraction of a second
 FILES = (
     *("lock", "journal.jsonl", "timing.jsonl", "train.log", "recipe.yaml", "data.json", "environment.json"),
-    *("result.json", "costs.json", "weights/a.safetensors", "checkpoints/STEP/state.json"),
+    *("result.json", "weights/a.safetensors", "checkpoints/STEP/state.json"),
 )
 FOLDERS = ("weights", "checkpoints", "best", "checkpoints/STEP", "tensorboard")
 COMMANDS = (

@@ -10,10 +10,9 @@ from PIL import Image
 
 from checkpoints import assert_is, content, listed
 from codistill.engine import trainer
-from codistill.runs.checkpoint import Snapshot, Store, snapshot
+from codistill.runs.checkpoint import Saver, Snapshot, Store, snapshot
 from codistill.runs.files import RunError
 from codistill.runs.journal import read_journal
-from codistill.runs.saving import Saver
 from tiny import tiny_recipe
 
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from sickness import KINDS, Stepper, assert_same, bad_logit, bad_weight, own, started, without_edges_of
 
-from codistill.engine.recovery import Recovery
+from codistill.engine.health import Recovery
 from codistill.recipes.schema import AdamW
 from punishment import INJECTIONS, Counted
 from tiny import tiny_recipe

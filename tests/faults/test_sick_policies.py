@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from sickness import Stepper, assert_same, bad_logit, own, spoil, started
 
 from codistill.engine import trainer
-from codistill.engine.recovery import Recovery
-from codistill.engine.timetable import Position, Timetable
-from codistill.engine.training import Training
+from codistill.engine.health import Recovery
+from codistill.engine.schedule import Position, TrainingSchedule
+from codistill.engine.state import Training
 from codistill.recipes.schema import Recipe
 from codistill.runs.checkpoint import Store
 from codistill.runs.files import RunError
@@ -31,8 +31,8 @@ def train(recipe: Recipe, out: Path, monkeypatch: pytest.MonkeyPatch, sick_at: i
         made.append(prepare(*arguments))
         return made[0]
 
-    def fall_sick(position: Position, timetable: Timetable) -> None:
-        if timetable.steps_taken(position) == sick_at:
+    def fall_sick(position: Position, schedule: TrainingSchedule) -> None:
+        if schedule.steps_taken(position) == sick_at:
             with torch.no_grad():
                 spoil(next(made[0].cohort.members["a"].parameters()), 0, math.nan)
 
@@ -116,7 +116,7 @@ def test_weights_to_begin_with_must_be_finite(tmp_path: Path) -> None:
     weights = {key: tensor.contiguous().clone() for key, tensor in weights.items()}
     spoil(weights["stages.stem.weight"], 3, math.inf)
     save_file(weights, tmp_path / "sick.safetensors")
-    with pytest.raises(ValueError, match=r"network 'a': .*holds NaN or infinities, first in 'stages.stem.weight'"):
+    with pytest.raises(ValueError, match=r"network 'a': .*contains NaN or infinities, first in 'stages.stem.weight'"):
         started(tiny_recipe(start={"a": str(tmp_path / "sick.safetensors")}))
 
 

@@ -26,9 +26,9 @@ def command(recipe: Path, out: Path, steps_done: "Synchronized[int]") -> None:
     train = trainer.train
 
     def watched(*arguments: Any, heartbeat: Any, **settings: Any) -> Any:
-        def beat(position: Any, timetable: Any) -> None:
-            steps_done.value = timetable.steps_taken(position)
-            heartbeat(position, timetable)
+        def beat(position: Any, schedule: Any) -> None:
+            steps_done.value = schedule.steps_taken(position)
+            heartbeat(position, schedule)
 
         return train(*arguments, heartbeat=beat, **settings)
 

@@ -10,9 +10,9 @@ from torch import nn
 from codistill.data.load import load
 from codistill.engine import trainer
 from codistill.engine.runtime import prepare
+from codistill.engine.schedule import Position, TrainingSchedule
+from codistill.engine.state import Training, prepare_training
 from codistill.engine.step import CapturedStep, PlainStep, choose_step
-from codistill.engine.timetable import Position, Timetable
-from codistill.engine.training import Training, prepare_training
 from codistill.recipes.schema import AdamW, Augment, Recipe, Runtime
 from tiny import tiny_recipe
 
@@ -42,10 +42,10 @@ def started(recipe: Recipe) -> Training:
 
 def take_steps(training: Training, steps: int) -> type:
     step = choose_step(training)
-    timetable = Timetable.of(training.recipe, len(training.data.splits["train"]))
+    schedule = TrainingSchedule.of(training.recipe, len(training.data.splits["train"]))
     for now in range(steps):
-        position = Position(*divmod(now, timetable.steps_per_epoch))
-        step(trainer.draw_epoch(training, position.epoch).step(position.step), timetable.turn(position))
+        position = Position(*divmod(now, schedule.steps_per_epoch))
+        step(trainer.draw_epoch(training, position.epoch).step(position.step), schedule.context(position))
     return type(step)
 
 
@@ -69,15 +69,17 @@ def test_recorded_and_plain_steps_agree_over_50_steps(networks: dict[str, str], 
 def test_an_epoch_does_not_wait_for_the_device() -> None:
     training = started(tiny_recipe(runtime=on_gpu(precision="bf16").model_dump()))
     step = choose_step(training)
-    timetable = Timetable.of(training.recipe, len(training.data.splits["train"]))
+    schedule = TrainingSchedule.of(training.recipe, len(training.data.splits["train"]))
     plan = trainer.draw_epoch(training, 0)
-    for index in range(timetable.steps_per_epoch):  # record both batch sizes
-        step(plan.step(index), timetable.turn(Position(0, index)))
+    for index in range(schedule.steps_per_epoch):  # record both batch sizes
+        step(plan.step(index), schedule.context(Position(0, index)))
     torch.cuda.set_sync_debug_mode("error")
     try:
-        for index in range(timetable.steps_per_epoch):
-            trainer.set_learning_rate(training.optimizers.values(), training.recipe, timetable.turn(Position(0, index)))
-            step(plan.step(index), timetable.turn(Position(0, index)))
+        for index in range(schedule.steps_per_epoch):
+            trainer.set_learning_rate(
+                training.optimizers.values(), training.recipe, schedule.context(Position(0, index))
+            )
+            step(plan.step(index), schedule.context(Position(0, index)))
         with pytest.raises(RuntimeError, match="synchronizing"):
             training.tally.read()
     finally:
@@ -128,13 +130,13 @@ def test_a_sick_network_is_left_out_of_a_recorded_step(precision: str, optimizer
     training = started(tiny_recipe(networks=NO_DROPOUT, runtime=runtime, **changes))
     assert take_steps(training, 2) is CapturedStep
     step, plan = choose_step(training), trainer.draw_epoch(training, 0)
-    step(plan.step(0), Timetable.of(training.recipe, 70).turn(Position()))  # recorded while all are well
+    step(plan.step(0), TrainingSchedule.of(training.recipe, 70).context(Position()))  # recorded while all are well
     sick = training.cohort.members["a"].backbone.get_parameter("stages.stem.weight") if where == "weight" else None
     target = training.data.mean if sick is None else sick
     with torch.no_grad():
         target[(0,) * target.ndim] = float("nan")
     before = {name: tensor.clone() for name, tensor in training.tensors().items()}
-    step(plan.step(1), Timetable.of(training.recipe, 70).turn(Position(0, 1)))
+    step(plan.step(1), TrainingSchedule.of(training.recipe, 70).context(Position(0, 1)))
     assert training.health.skipped() == {"a": 1, "b": int(sick is None)}
     for network in ("a", "b"):
         changed = [name for name, tensor in training.tensors_of(network).items() if not same(tensor, before[name])]
@@ -152,12 +154,12 @@ def test_dropout_differs_from_step_to_step() -> None:
         tiny_recipe(networks={"a": "wrn-10-1-dropout-0.3", "b": "resnet-8"}, runtime=on_gpu().model_dump())
     )
     step, plan = choose_step(training), trainer.draw_epoch(training, 0)
-    timetable = Timetable.of(training.recipe, len(training.data.splits["train"]))
+    schedule = TrainingSchedule.of(training.recipe, len(training.data.splits["train"]))
     before = {name: tensor.clone() for name, tensor in training.tensors().items()}
     sums = []
     for index in (0, 0, 3):
         training.restore(before)
-        step(plan.step(0), timetable.turn(Position(0, index)))
+        step(plan.step(0), schedule.context(Position(0, index)))
         sums.append(training.tally.sums.clone())
     assert torch.equal(sums[0], sums[1])
     assert not torch.equal(sums[0], sums[2])
@@ -247,8 +249,8 @@ def test_bfloat16_is_autocasts_and_sees_restored_weights() -> None:
     plain = started(recipe.replace(runtime=on_gpu(precision="bf16", capture=False, deterministic=True).model_dump()))
     recorded = started(recipe.replace(runtime=on_gpu(precision="bf16", deterministic=True).model_dump()))
     before = {name: tensor.clone() for name, tensor in recorded.tensors().items()}
-    timetable = Timetable.of(recipe, len(plain.data.splits["train"]))
-    draws, turn = trainer.draw_epoch(plain, 0).step(0), timetable.turn(Position())
+    schedule = TrainingSchedule.of(recipe, len(plain.data.splits["train"]))
+    draws, turn = trainer.draw_epoch(plain, 0).step(0), schedule.context(Position())
     choose_step(plain)(draws, turn)
     step = choose_step(recorded)
     step(draws, turn)

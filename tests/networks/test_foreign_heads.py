@@ -9,7 +9,7 @@ from codistill.cohort import Cohort
 from codistill.networks.adapters.architecture import OwnArchitecture
 from codistill.networks.adapters.widths import redrawn, refit
 from codistill.networks.build import architecture
-from codistill.networks.counting import Cost, cost
+from codistill.networks.cost import Cost, cost
 
 
 def counted(name: str, exit_name: str, kind: str = "paper", classes: int = 1000, size: int = 224) -> Cost:

@@ -12,7 +12,7 @@ from codistill.cli.evaluate import evaluate
 from codistill.data.load import load
 from codistill.engine import trainer
 from codistill.engine.runtime import prepare
-from codistill.engine.training import prepare_training
+from codistill.engine.state import prepare_training
 from codistill.recipes.schema import Length, Recipe
 from tiny import tiny_recipe
 
@@ -81,12 +81,12 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         (
             file,
             r"do not fit the network: 2 tensors have another shape, such as 'fc\.weight', 1000×512 and not 10×512;"
-            r" a file for other classes is changed as docs/networks\.md says",
+            r" docs/networks\.md says how",
         ),
         (wrapped, r"86 tensors are missing, such as 'bn1\.bias', and 86 are not the network's, such as 'module\.bn1"),
         (
             pickled,
-            r"is not a readable safetensors file .*; what torch\.save wrote is converted as docs/networks\.md says",
+            r"is not a readable safetensors file .*; docs/networks\.md says how to convert a file of torch\.save",
         ),
         (tmp_path, r"is a folder; give the safetensors file in it"),
         (tmp_path / "none", r"there is no file .*none; give a safetensors file of its weights"),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from codistill.networks.build import architecture
-from codistill.networks.counting import Cost, cost
+from codistill.networks.cost import Cost, cost
 
 # An independent count for 100 classes and 32×32: parameters, and FLOPs in 1e9. The exact FLOPs stand beside it.
 # It had 0.278 for DenseNet's C3, which is 0.2775 rounded a second time: see the count by hand below.

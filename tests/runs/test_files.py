@@ -135,7 +135,7 @@ def test_what_json_lacks_is_null(tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"x" * 101, "larger than the 100 bytes"),
+        (b"x" * 101, "larger than 100 bytes"),
         (b"{", "not readable as JSON"),
         (b"\xff\xfe\xfa", "not readable as JSON"),
         (b"", "not readable as JSON"),

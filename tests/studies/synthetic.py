@@ -99,7 +99,7 @@ def pretend(scratch: Path, script: Callable[[Recipe, Path], str] | None = None) 
 
 def made_up_results(study: Study, seeds: Sequence[int], folder: Path) -> dict[str, dict[int, Any]]:
     """A result for every row and seed, read back from files as a study reads them."""
-    from codistill.studies.results import read_result
+    from codistill.runs.result import read_result
 
     results: dict[str, dict[int, Any]] = {}
     for row in study.rows:

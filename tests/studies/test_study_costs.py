@@ -11,9 +11,10 @@ from synthetic import result_json
 
 from codistill import recipes
 from codistill.engine.bench import Runner
+from codistill.engine.state import Training
 from codistill.engine.step import Step
-from codistill.engine.training import Training
 from codistill.recipes import Recipe
+from codistill.runs.result import read_result
 from codistill.studies.costs import (
     Sizes,
     finished_flops_per_s,
@@ -23,7 +24,6 @@ from codistill.studies.costs import (
     sizes,
     training_flops,
 )
-from codistill.studies.results import read_result
 
 # Forward GFLOP an image at 32×32 and 100 classes, counted independently: alone, and with both heads.
 WRN_28_4, WRN_28_4_WITH_HEADS = 1.691, 4.728

@@ -9,9 +9,9 @@ import pytest
 from synthetic import fill, made_up_result
 
 from codistill.recipes import Recipe
+from codistill.runs.result import read_result
 from codistill.studies import catalogue
 from codistill.studies.published import MAX_PUBLISHED_BYTES, publish, tables_from
-from codistill.studies.results import read_result
 from codistill.studies.runs import plan_runs, run_name
 
 

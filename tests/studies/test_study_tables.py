@@ -10,9 +10,9 @@ import pytest
 from synthetic import made_up_results, result_json
 
 from codistill.recipes import Recipe
+from codistill.runs.result import Result, read_result
 from codistill.studies import catalogue
 from codistill.studies.report import Report, Results, build
-from codistill.studies.results import Result, read_result
 from codistill.studies.statistics import Summary
 from codistill.studies.study import Study
 from codistill.studies.tables import Table, shown

@@ -1,10 +1,12 @@
-"""The commands and what they take. What they do is in the modules beside this one, imported when a command runs."""
+"""The commands and their options. The modules beside this one do the work and are imported when a command runs."""
 
+import re
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from codistill.cli.options import AsJson, Best, Changes, Runs, Shards, Source, Split, Timeout, complete, key_values
 
@@ -12,13 +14,13 @@ WRONG_INPUT = 2
 
 
 class Commands(TyperGroup):
-    """Turns what went wrong into one message and an exit code. Set CODISTILL_DEBUG=1 to see where it came from."""
+    """Turns an exception into one message and an exit code. CODISTILL_DEBUG=1 shows the traceback instead."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except (BrokenPipeError, typer.Exit, typer.Abort):
-            raise  # whoever read our output has seen enough, as in `codistill list | head -1`; or it has been said
+            raise  # the reader closed the pipe, as in `codistill list | head -1`, or the message is already printed
         except (ValueError, OSError, RuntimeError) as error:
             from codistill.cli.output import in_words, shows_tracebacks
 
@@ -28,15 +30,32 @@ class Commands(TyperGroup):
             raise typer.Exit(WRONG_INPUT) from None
 
 
+class Command(TyperCommand):
+    """Shows arguments in help by their metavar alone; typer adds Python types such as ``<list[str]>``."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        records: dict[str, list[tuple[str, str]]] = {"argument": [], "option": []}
+        for parameter in self.get_params(ctx):
+            if record := parameter.get_help_record(ctx):
+                name, text = record
+                records[parameter.param_type_name].append((re.sub(r" <[^<>]+>$", "", name), text))
+        for kind, rows in records.items():
+            if rows:
+                with formatter.section(f"{kind.capitalize()}s"):
+                    formatter.write_dl(rows)
+
+
 app = typer.Typer(
     cls=Commands,
-    help="Train networks that teach each other; ship plain networks, with nothing added.",
-    epilog="Exit codes: 0 done, 1 a run of a study failed or an image cannot be read, 2 wrong input, "
-    "75 stopped and saved (the same command continues), 130 interrupted.",
+    help="Train networks that teach each other, and export each one as a plain network.",
+    epilog="Exit codes: 0 success, 1 a run of a study failed or an image could not be read, 2 invalid input, "
+    "75 stopped and saved (run the same command to continue), 130 interrupted.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+command = partial(app.command, cls=Command)
 
 
 @app.callback(invoke_without_command=True)
@@ -51,31 +70,30 @@ def codistill(
         typer.echo(ctx.get_help())
 
 
-@app.command()
+@command()
 def train(
     source: Source,
     changes: Changes,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The run's folder; runs/RECIPE-METHOD-seedSEED if not given.")
+        Path | None, typer.Option(metavar="DIR", help="Folder for the run; default: runs/RECIPE-METHOD-seedSEED.")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress, only how it ended.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the result, no progress.")] = False,
     track: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Also tell tensorboard, mlflow or wandb; may be given more than once."),
+        typer.Option(metavar="NAME", help="Also log to tensorboard, mlflow or wandb; can be repeated."),
     ] = None,
-    nproc: Annotated[
-        int | None, typer.Option(metavar="N", help="Spread the training over N processes on this machine.")
-    ] = None,
+    nproc: Annotated[int | None, typer.Option(metavar="N", help="Train in N processes on this machine.")] = None,
     split: Split = None,
     shards: Shards = None,
     timeout: Timeout = 600.0,
     restarts: Annotated[
-        int, typer.Option(min=0, metavar="N", help="With --nproc: so often all start again when a process is killed.")
+        int,
+        typer.Option(min=0, metavar="N", help="With --nproc: maximum number of restarts after a process is killed."),
     ] = 3,
 ) -> None:
-    """Train a recipe, or continue it where it stopped.
+    """Train a recipe, or continue a stopped run.
 
-    Ctrl-C saves and stops (so do SIGTERM and SIGUSR1); the same command continues, exactly as if it had never stopped.
+    Ctrl-C (or SIGTERM or SIGUSR1) saves and stops. The same command continues exactly where the run stopped.
     """
     from codistill.cli.together import Spread, train
     from codistill.distributed.layout import Wish
@@ -84,98 +102,78 @@ def train(
     raise typer.Exit(train(source, changes, out, spread, quiet=quiet, trackers=track or []))
 
 
-@app.command()
-def slurm(
-    source: Source,
-    changes: Changes,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="The run's folder, which all nodes see.")] = None,
-    nodes: Annotated[int, typer.Option(min=1, metavar="N", help="How many.")] = 1,
-    nproc: Annotated[int, typer.Option(min=1, metavar="N", help="Processes on each node.")] = 1,
-    time: Annotated[str, typer.Option(metavar="[D-]HH:MM:SS", help="How long a job may take.")] = "24:00:00",
-    split: Split = None,
-    shards: Shards = None,
-    timeout: Timeout = 600.0,
-) -> None:
-    """Print an sbatch file that trains a recipe until it is done.
-
-    A job saves when its time is nearly up, and queues itself again.
-    """
-    from codistill.cli.slurm import slurm
-    from codistill.distributed.layout import Wish
-
-    slurm(source, changes, out, nodes=nodes, nproc=nproc, time=time, wish=Wish(split, shards), timeout_s=timeout)
-
-
-@app.command()
+@command()
 def evaluate(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
     best: Best = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a finished run's weight files again."""
+    """Evaluate the weight files of a finished run again."""
     from codistill.cli.evaluate import evaluate
 
     evaluate(run, best=best, as_json=as_json)
 
 
-@app.command()
+@command()
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, finished or interrupted.")],
-    network: Annotated[str, typer.Option(metavar="NAME", help="The network's name in the recipe, such as a.")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where it goes: a new or empty folder, or an old export.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished or interrupted run.")],
+    network: Annotated[str, typer.Option(metavar="NAME", help="Name of the network in the recipe, such as a.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Output folder: new, empty or an earlier export.")],
     file_format: Annotated[
-        str, typer.Option("--format", metavar="FORMAT", help="safetensors, pt2 or onnx.")
+        str, typer.Option("--format", metavar="FORMAT", help="One of safetensors, pt2 and onnx.")
     ] = "safetensors",
     best: Best = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Also into a folder that holds other files; those stay.")
+        bool, typer.Option("--force", help="Write into a folder that contains other files; they are kept.")
     ] = False,
 ) -> None:
-    """Write a network, without its heads, for other programs."""
+    """Export one network of a run, without its heads."""
     from codistill.cli.export import export
 
     export(run, network, file_format, out, best=best, force=force)
 
 
-@app.command()
+@command()
 def predict(
     model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="A safetensors or onnx export: its folder, or its model file.")
+        Path, typer.Argument(metavar="MODEL", help="Folder or model file of a safetensors or onnx export.")
     ],
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGES", help="PNG and JPEG files, or folders of them.")],
-    top: Annotated[int, typer.Option(min=1, metavar="N", help="How many classes to show.")] = 5,
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGES", help="PNG or JPEG files, or folders of them.")],
+    top: Annotated[int, typer.Option(min=1, metavar="N", help="Number of classes to show.")] = 5,
     as_json: AsJson = False,
 ) -> None:
-    """Say what an exported network takes images for."""
+    """Classify images with an exported network."""
     from codistill.cli.predict import predict
 
     raise typer.Exit(predict(model, images, top=top, as_json=as_json))
 
 
-@app.command("list")
+@command("list")
 def list_(
     what: Annotated[
         str | None,
-        typer.Argument(metavar="[WHAT]", help="recipes, methods, networks, data or studies; all if not given."),
+        typer.Argument(metavar="[WHAT]", help="One of recipes, methods, networks, data and studies; default: all."),
     ] = None,
 ) -> None:
-    """List what there is to train with."""
+    """List recipes, methods, networks, data sets and studies."""
     from codistill.cli.listing import show_listings
 
     show_listings(what)
 
 
-@app.command()
+@command()
 def show(
     source: Source,
     changes: Changes,
     as_json: AsJson = False,
     svg: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Only draw the transfer graph into this file.")
+        Path | None, typer.Option(metavar="FILE", help="Only write the transfer graph to this file.")
     ] = None,
-    mermaid: Annotated[bool, typer.Option("--mermaid", help="Only print the transfer graph for Mermaid.")] = False,
+    mermaid: Annotated[
+        bool, typer.Option("--mermaid", help="Only print the transfer graph as a Mermaid diagram.")
+    ] = False,
 ) -> None:
-    """Show a recipe in full, its costs, and who teaches whom."""
+    """Show a complete recipe, its cost and its transfer graph."""
     from codistill.cli import show
 
     if svg:
@@ -186,93 +184,105 @@ def show(
         show.show(source, changes, as_json=as_json)
 
 
-@app.command()
+@command()
 def data(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME", help="A name that `codistill list data` shows.", autocompletion=complete("data")
+            metavar="NAME", help="A data set listed by `codistill list data`.", autocompletion=complete("data")
         ),
     ],
-    changes: Annotated[list[str], key_values("With --bench: changes to the recipe, as in batch_size=64.")],
+    changes: Annotated[list[str], key_values("With --bench: overrides of the recipe, such as batch_size=64.")],
     folder: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where it lies; $CODISTILL_DATA or the user's cache if not given."),
+        typer.Option(metavar="DIR", help="Folder of the data; default: $CODISTILL_DATA, or the user's cache."),
     ] = None,
-    download: Annotated[bool, typer.Option("--download", help="Fetch it from its authors if it is not there.")] = False,
+    download: Annotated[
+        bool, typer.Option("--download", help="Download it from its authors if it is missing.")
+    ] = False,
     image_size: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="N", help="For `folder`: the side that images are resized to; 32, or the --bench recipe's."
+            min=1,
+            metavar="N",
+            help="For `folder`: side to resize images to; default: 32, or that of the --bench recipe.",
         ),
     ] = None,
     bench: Annotated[
         str | None,
-        typer.Option(metavar="RECIPE", help="For `folder`: measure whether it is read as fast as this trains."),
+        typer.Option(
+            metavar="RECIPE", help="For `folder`: measure whether decoding keeps up with training this recipe."
+        ),
     ] = None,
-    seconds: Annotated[float, typer.Option(min=0.1, metavar="N", help="With --bench: how long to measure.")] = 5,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, metavar="N", help="With --bench: duration of each measurement.")
+    ] = 5,
     images_per_s: Annotated[
-        float | None, typer.Option(min=1, metavar="N", help="With --bench: what the training takes, if you know it.")
+        float | None, typer.Option(min=1, metavar="N", help="With --bench: training throughput, if known.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say whether a data set is there, what is in it, and how fast."""
+    """Check a data set: location, contents and reading speed."""
     from codistill.cli import data
 
     if bench is None and changes:
-        raise ValueError(f"{changes[0]} is a change to a recipe; type --bench RECIPE too, or leave it out")
+        raise ValueError(f"{changes[0]} overrides a recipe, but there is none; add --bench RECIPE, or leave it out")
     if bench is None:
         data.describe(name, folder, download=download, image_size=image_size or 32, as_json=as_json)
     elif name != "folder" or folder is None:
-        raise ValueError("--bench is for a folder of images; type codistill data folder --folder DIR --bench RECIPE")
+        raise ValueError("--bench needs a folder of images; type codistill data folder --folder DIR --bench RECIPE")
     else:
         size = [f"data.image_size={image_size}"] if image_size else []
         data.bench(folder, bench, [*size, *changes], seconds=seconds, images_per_s=images_per_s, as_json=as_json)
 
 
-@app.command()
+@command()
 def bench(
     source: Source,
     changes: Changes,
-    steps: Annotated[int, typer.Option(min=1, metavar="N", help="How many steps to measure.")] = 30,
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Number of steps to measure.")] = 30,
     as_json: AsJson = False,
 ) -> None:
-    """Measure how fast a recipe trains here, and where the time goes."""
+    """Measure how fast a recipe trains on this machine."""
     from codistill.cli.bench import bench
 
     bench(source, changes, steps=steps, as_json=as_json)
 
 
-@app.command()
+@command()
 def doctor(as_json: AsJson = False) -> None:
-    """Say whether this machine is ready, and what it lacks."""
+    """Check whether this machine is ready to train."""
     from codistill.cli.doctor import report
 
     raise typer.Exit(report(as_json=as_json))
 
 
-@app.command()
+@command()
 def study(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME", help="A name that `codistill list studies` shows.", autocompletion=complete("studies")
+            metavar="NAME", help="A study listed by `codistill list studies`.", autocompletion=complete("studies")
         ),
     ],
     changes: Changes,
     seeds: Annotated[
         int | None,
-        typer.Option(metavar="N", help="How many, from the study's first on; its own number if not given."),
+        typer.Option(metavar="N", help="Number of seeds, from the study's first; default: as in the study."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where it goes; runs/NAME if not given.")] = None,
-    jobs: Annotated[int | None, typer.Option(metavar="N", help="Runs side by side; what fits if not given.")] = None,
-    methods: Annotated[str | None, typer.Option(metavar="A,B", help="Only the rows of these methods.")] = None,
-    rows: Annotated[str | None, typer.Option(metavar="A,B", help="Only these rows, or groups of rows.")] = None,
-    plan: Annotated[bool, typer.Option("--plan", help="Only say what there is to train.")] = False,
-    best_epoch: Annotated[bool, typer.Option("--best-epoch", help="Show every run's best epoch too, as such.")] = False,
-    publish: Annotated[Path | None, typer.Option(metavar="DIR", help="Copy the finished runs' results here.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder; default: runs/NAME.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(metavar="N", help="Number of runs at a time; default: as many as fit.")
+    ] = None,
+    methods: Annotated[str | None, typer.Option(metavar="A,B", help="Only rows with these methods.")] = None,
+    rows: Annotated[str | None, typer.Option(metavar="A,B", help="Only these rows or groups of rows.")] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Only print what would be trained.")] = False,
+    best_epoch: Annotated[
+        bool, typer.Option("--best-epoch", help="Also show the best epoch of every run, in columns of its own.")
+    ] = False,
+    publish: Annotated[Path | None, typer.Option(metavar="DIR", help="Copy the results of finished runs here.")] = None,
 ) -> None:
-    """Train many runs and print their table, with n and ±."""
+    """Train all runs of a study and print its table, with n and ±."""
     from codistill.cli.output import console
     from codistill.studies.command import run_study
 
@@ -292,31 +302,31 @@ def study(
     raise typer.Exit(code)
 
 
-@app.command()
+@command()
 def report(
     runs: Runs,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The page.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Output file.")] = Path("report.html"),
     patience: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="How long the networks may be asked about test images.")
+        float, typer.Option(metavar="SECONDS", min=0, help="Time limit for classifying test images.")
     ] = 20,
 ) -> None:
-    """Write one page to look at: results, curves, mistakes, costs."""
+    """Write an HTML report: results, curves, mistakes and costs."""
     from codistill.cli.report import report
 
     report(runs, out, patience_s=patience)
 
 
-@app.command()
+@command()
 def watch(
     runs: Runs,
-    port: Annotated[
-        int, typer.Option(metavar="N", min=0, max=65535, help="Of the page; any that is free if not given.")
-    ] = 0,
+    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="Port to serve on; 0 takes a free one.")] = 0,
     browser: Annotated[bool, typer.Option("--browser", help="Open the page in a browser.")] = False,
-    terminal: Annotated[bool, typer.Option("--terminal", help="Show a table here instead, as over ssh.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print how far the runs are as JSON, once.")] = False,
+    terminal: Annotated[
+        bool, typer.Option("--terminal", help="Show a table in the terminal instead, for example over ssh.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the progress of the runs once, as JSON.")] = False,
 ) -> None:
-    """Look at runs while they learn, in a browser or in the terminal."""
+    """Follow runs during training, in a browser or in the terminal."""
     from codistill.cli import watch
 
     if as_json:
@@ -327,15 +337,16 @@ def watch(
         watch.watch(runs, port, browser=browser)
 
 
-@app.command()
+@command()
 def compare(
     runs: Runs,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Also write it: .html, .csv, .md, .tex or .json.")
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="Also write the comparison: .html, .csv, .md, .tex or .json."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare runs or studies: errors with n and ±, paired by seed."""
+    """Compare runs or studies, with n, ± and paired differences."""
     from codistill.cli.compare import compare
 
     compare(runs, out, as_json=as_json)

@@ -19,7 +19,7 @@ from codistill.recipes.schema import Recipe
 
 if TYPE_CHECKING:
     from codistill.engine import trainer
-    from codistill.engine.timetable import Position, Timetable
+    from codistill.engine.schedule import Position, TrainingSchedule
 
 REFRESHES_PER_S = 2
 
@@ -31,7 +31,7 @@ class Display(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def heartbeat(self, position: "Position", timetable: "Timetable") -> None:
+    def heartbeat(self, position: "Position", timetable: "TrainingSchedule") -> None:
         """Called after every step."""
 
     def show(self, progress: "trainer.Progress") -> None:
@@ -52,7 +52,7 @@ class Lines:
     ) -> None:
         pass
 
-    def heartbeat(self, position: "Position", timetable: "Timetable") -> None:
+    def heartbeat(self, position: "Position", timetable: "TrainingSchedule") -> None:
         pass
 
     def show(self, progress: "trainer.Progress") -> None:
@@ -73,7 +73,7 @@ class LiveTable:
         self.recipe, self.journal, self.stopping = recipe, journal, stopping
         self.progress: trainer.Progress | None = None
         self.best: dict[str, float] = {}
-        self.at: tuple[Position, Timetable] | None = None
+        self.at: tuple[Position, TrainingSchedule] | None = None
         self.bar = Progress(
             TextColumn("epoch {task.fields[epoch]}"),
             BarColumn(bar_width=None),
@@ -98,7 +98,7 @@ class LiveTable:
     ) -> None:
         self.live.stop()
 
-    def heartbeat(self, position: "Position", timetable: "Timetable") -> None:
+    def heartbeat(self, position: "Position", timetable: "TrainingSchedule") -> None:
         self.at = position, timetable
 
     def show(self, progress: "trainer.Progress") -> None:
@@ -116,7 +116,7 @@ class LiveTable:
             parts.append(Text("stopping after this step; once more ends at once, without saving", style="yellow"))
         return Group(*parts)
 
-    def _move_bar(self, position: "Position", timetable: "Timetable") -> None:
+    def _move_bar(self, position: "Position", timetable: "TrainingSchedule") -> None:
         task = self.bar.tasks[0]
         pace = f"{task.speed:,.0f} images/s" if task.speed else ""
         epoch = f"{min(position.epoch + 1, timetable.epochs)}/{timetable.epochs}"

@@ -1,4 +1,4 @@
-"""What several commands take, and how a shell completes it."""
+"""Arguments and options that several commands share, with shell completion."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +8,7 @@ import typer
 
 
 def complete(listing: str) -> Callable[[str], list[str]]:
-    """For a shell's completion: the names of a listing that begin as typed."""
+    """Return a completion function for the names of a listing."""
 
     def names(incomplete: str) -> list[str]:
         from codistill.cli.listing import LISTINGS
@@ -22,34 +22,34 @@ Source = Annotated[
     str,
     typer.Argument(
         metavar="RECIPE|FILE",
-        help="A name that `codistill list recipes` shows, or a .yaml or .json file.",
+        help="A recipe listed by `codistill list recipes`, or a .yaml or .json file.",
         autocompletion=complete("recipes"),
     ),
 ]
 
 
 def key_values(what: str) -> Any:
-    """The argument for any number of KEY=VALUE."""
+    """Declare an argument that takes any number of KEY=VALUE."""
     return typer.Argument(metavar="KEY=VALUE", show_default=False, help=what, default_factory=list)
 
 
-Changes = Annotated[list[str], key_values("Changes to it, as in length.epochs=1.")]
+Changes = Annotated[list[str], key_values("Overrides, such as length.epochs=1.")]
 Split = Annotated[
     str | None,
-    typer.Option(metavar="A+C,B", help="Which process trains which networks; shared by their cost if not given."),
+    typer.Option(metavar="A+C,B", help="Networks of each process; default: balanced by cost."),
 ]
 Shards = Annotated[
     int | None,
-    typer.Option(metavar="N", help="How many processes share each batch of a network; by the cost if not given."),
+    typer.Option(metavar="N", help="Processes that share each batch of a network; default: chosen by cost."),
 ]
 Timeout = Annotated[
-    float, typer.Option(min=1, metavar="SECONDS", help="How long processes wait for each other before they give up.")
+    float, typer.Option(min=1, metavar="SECONDS", help="How long a process waits for the others before the run ends.")
 ]
 Best = Annotated[
-    bool, typer.Option("--best", help="The epoch with the lowest validation error, which checkpoints.best=true keeps.")
+    bool, typer.Option("--best", help="Use the epoch with the lowest validation error (needs checkpoints.best=true).")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Runs = Annotated[
     list[Path],
-    typer.Argument(metavar="RUN|STUDY…", help="Folders of runs or studies, or published results, as in runs/demo."),
+    typer.Argument(metavar="RUN|STUDY", help="Folders of runs or studies, or published results, such as runs/demo."),
 ]

@@ -13,11 +13,10 @@ from codistill import recipes
 from codistill.cli.output import console
 from codistill.recipes.schema import Recipe
 from codistill.studies.costs import sizes
-from codistill.transfer.graph import LEARNING_PASSES
 
 if TYPE_CHECKING:
     from codistill.cohort import Cohort
-    from codistill.networks.counting import Cost
+    from codistill.networks.cost import Cost
 
 IMAGENET_CLASSES = 1000
 BATCH = 2  # in training mode batch normalisation refuses a single value per channel
@@ -59,7 +58,9 @@ class Costs:
     @property
     def training_flops(self) -> int:
         """For one image: forward and backward, or forward alone where nothing learns."""
-        return (self.backbone.flops + self.heads.flops) * (LEARNING_PASSES if self.learns else 1)
+        from codistill.networks.cost import training_passes
+
+        return (self.backbone.flops + self.heads.flops) * training_passes(self.learns)
 
     @property
     def heads_share(self) -> float:
@@ -108,8 +109,8 @@ def count(recipe: Recipe, seen: Input) -> dict[str, Costs]:
     """Built on the meta device, where networks of any size take no memory and no time."""
     import torch
 
-    from codistill.engine.cohorts import cohort_of
-    from codistill.networks.counting import Cost, cost
+    from codistill.engine.state import cohort_of
+    from codistill.networks.cost import Cost, cost
 
     graph = recipe.graph
     shape = (seen.channels, seen.height, seen.width)
@@ -121,7 +122,7 @@ def count(recipe: Recipe, seen: Input) -> dict[str, Costs]:
         parts = [head.cost for head in plan.values()]
         heads = Cost(sum(part.parameters for part in parts), sum(part.flops for part in parts))
         plain = cost(member.get_submodule("backbone"), shape)
-        costs[name] = Costs(recipe.networks[name], plain, heads, name not in graph.frozen, plan)
+        costs[name] = Costs(recipe.networks[name], plain, heads, name in graph.learning_networks, plan)
     return costs
 
 
@@ -129,7 +130,7 @@ def plan_heads(cohort: "Cohort", name: str, shape: tuple[int, int, int]) -> dict
     """The heads of a network on the meta device."""
     import torch
 
-    from codistill.networks.counting import cost
+    from codistill.networks.cost import cost
 
     member = cohort.members[name]
     with torch.no_grad():

@@ -18,6 +18,7 @@ from codistill.engine.signals import StoppedEarlyError, StopRequest
 from codistill.log import logging_to
 from codistill.recipes.schema import Recipe
 from codistill.runs.folder import RunFolder
+from codistill.runs.result import read_finished
 from codistill.trackers.following import Followers, check
 
 DONE, STOPPED = 0, 75  # 75 is EX_TEMPFAIL: try again later
@@ -113,7 +114,7 @@ class ConsoleHandler(logging.Handler):
 def conclude(folder: Path, recipe: Recipe) -> None:
     """How it ended: the last epoch of every network, and where the files are."""
     run = RunFolder(folder)
-    result = run.read_result()
+    result = read_finished(run)
     console().print(table(recipe.networks, last_epoch(result)))
     epochs, elapsed = recipe.length.epochs, duration(result["elapsed_s"])
     typer.echo(f"{recipe.name}, {recipe.method}, seed {recipe.seed}: the last of {epochs} epochs, after {elapsed}")

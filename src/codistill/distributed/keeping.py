@@ -17,10 +17,11 @@ from codistill.distributed.mesh import Mesh
 from codistill.engine.evaluate import Metrics
 from codistill.engine.run import Run, State
 from codistill.engine.runtime import Machine
-from codistill.engine.timetable import Position, Timetable
+from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.networks.build import architecture
 from codistill.recipes.schema import Recipe
 from codistill.runs.checkpoint import Snapshot, snapshot
+from codistill.runs.weights import shipped_weights
 
 
 @dataclass
@@ -45,10 +46,7 @@ class Whole:
         """Without heads, and averaged where there is an average."""
         with torch.device("meta"):
             network = architecture(self.recipe.networks[name]).backbone(self.data.num_classes, self.data.channels)
-        averaged, current = f"average/{name}.", f"cohort/members.{name}.backbone."
-        prefix = averaged if any(key.startswith(averaged) for key in self.held) else current
-        weights = {key.removeprefix(prefix): x for key, x in self.held.items() if key.startswith(prefix)}
-        network.load_state_dict(weights, assign=True)
+        network.load_state_dict(shipped_weights(self.recipe, name, self.held), assign=True)
         return network
 
 
@@ -73,13 +71,13 @@ class LeadingRun:
     def save_is_due(self) -> bool:
         return self.crew.anybody(self.run.save_is_due())
 
-    def save(self, training: State, position: Position, timetable: Timetable) -> Snapshot:
+    def save(self, training: State, position: Position, timetable: TrainingSchedule) -> Snapshot:
         if self.crew.failed:  # the others' part is missing, and nobody waits to send it
             return snapshot(training.tensors())
         taken = self.run.save(self._collected(training), position, timetable)
         return snapshot(training.tensors()) if self.mesh.pieces else taken
 
-    def save_if_best(self, training: State, position: Position, timetable: Timetable) -> None:
+    def save_if_best(self, training: State, position: Position, timetable: TrainingSchedule) -> None:
         if self.crew.anybody(self.run.is_at_its_best()):
             self.run.save_best(self._collected(training), position, timetable)
 
@@ -122,12 +120,12 @@ class FollowingRun:
     def save_is_due(self) -> bool:
         return self.crew.anybody(False)
 
-    def save(self, training: State, position: Position, timetable: Timetable) -> Snapshot:
+    def save(self, training: State, position: Position, timetable: TrainingSchedule) -> Snapshot:
         if not self.crew.failed:
             self.mesh.collect(training.tensors())
         return snapshot(training.tensors())
 
-    def save_if_best(self, training: State, position: Position, timetable: Timetable) -> None:
+    def save_if_best(self, training: State, position: Position, timetable: TrainingSchedule) -> None:
         if self.crew.anybody(False):
             self.mesh.collect(training.tensors())
 

@@ -8,7 +8,7 @@ have neighbouring numbers, so that gradients, of which there is much more, stay 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from codistill.distributed.split import Split, learning
+from codistill.distributed.split import Split
 from codistill.recipes.schema import Recipe
 
 TOLERATED_LOAD = 1.25
@@ -80,7 +80,7 @@ def refuse_misfit(recipe: Recipe, ranks: int, wish: Wish) -> None:
         raise ValueError(f"{wish.shards} shards; give at least 1, or leave it out")
     if wish.split is not None:
         _refuse_other_size(ranks, wish.split, len(Split.parse(wish.split, recipe).groups), wish.shards)
-    learners = learning(recipe)
+    learners = recipe.graph.learning_networks
     if wish.shards is not None and ranks % wish.shards:
         raise ValueError(
             f"{ranks} processes do not fit a mesh of groups of {wish.shards} that share a batch; start a multiple of "
@@ -115,7 +115,11 @@ def _meshes(recipe: Recipe, ranks: int, wish: Wish) -> Iterator[tuple[int, int]]
     """Every (groups, shards) that the wish leaves, most groups first."""
     groups = len(Split.parse(wish.split, recipe).groups) if wish.split else None
     for shards in range(1, ranks + 1):
-        fits = ranks % shards == 0 and ranks // shards <= len(learning(recipe)) and shards <= recipe.batch_size
+        fits = (
+            ranks % shards == 0
+            and ranks // shards <= len(recipe.graph.learning_networks)
+            and shards <= recipe.batch_size
+        )
         if fits and wish.shards in (None, shards) and groups in (None, ranks // shards):
             yield ranks // shards, shards
 

@@ -26,6 +26,7 @@ from codistill.engine.optim import MovingAverage
 from codistill.engine.peers import Look
 from codistill.networks.backbone import Backbone
 from codistill.recipes.schema import Recipe
+from codistill.runs.weights import average_key, cohort_key
 
 PREDICTIONS: dict[str, Callable[[Crew, Mapping[str, int]], Predictions]] = {"fresh": Fresh, "one_step_old": OneStepOld}
 
@@ -70,7 +71,9 @@ class Mesh:
         if self.recipe.processes.sync_batchnorm:
             share_batch_norms(cohort, self.sharers)
         else:
-            learning = [member for name, member in cohort.members.items() if name not in self.recipe.graph.frozen]
+            learning = [
+                member for name, member in cohort.members.items() if name in self.recipe.graph.learning_networks
+            ]
             self.statistics = RunningStatistics(torch.nn.ModuleList(learning), self.sharers)
         if self.pieces:
             self._cut(self.pieces, cohort, average)
@@ -79,10 +82,10 @@ class Mesh:
 
     def _cut(self, pieces: Pieces, cohort: Cohort, average: MovingAverage | None) -> None:
         for name, member in cohort.members.items():
-            pieces.cut(member, [*parts_of(member.backbone), *member.heads.values()], f"cohort/members.{name}")
+            pieces.cut(member, [*parts_of(member.backbone), *member.heads.values()], cohort_key(name))
         for name, backbone in average.backbones.items() if average else ():
             assert isinstance(backbone, Backbone)
-            pieces.cut(backbone, parts_of(backbone), f"average/{name}")
+            pieces.cut(backbone, parts_of(backbone), average_key(name))
 
     def held(self, tensor: Tensor) -> Tensor:
         return self.pieces.held(tensor) if self.pieces else tensor

@@ -11,7 +11,7 @@ from torch import Tensor
 from codistill.runs.checkpoint import DTYPES
 from codistill.runs.files import to_json
 
-_DTYPES = {str(dtype): dtype for dtype in DTYPES}
+_DTYPES: dict[str, torch.dtype] = {f"torch.{name}": getattr(torch, name) for name in DTYPES}
 
 
 def send_value(value: object, to: int) -> None:

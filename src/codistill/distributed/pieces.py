@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from codistill.distributed.sharing import BUCKET_BYTES, Sharers
 from codistill.networks.backbone import Backbone
+from codistill.runs.weights import optimized_parameter
 
 CUT = [Shard(0)]
 INSTEAD = "type processes.weights=replicated"
@@ -99,9 +100,8 @@ class Pieces:
 
     def _whole_shape(self, name: str, tensor: Tensor) -> torch.Size | None:
         """Where there are pieces: of weights, and of what an optimizer keeps for each of their numbers."""
-        kind, _, rest = name.partition("/")
-        if kind == "optimizer":
-            return self.learning_shapes[f"cohort/{rest.rpartition('/')[0]}"] if tensor.ndim else None
+        if parameter := optimized_parameter(name):
+            return self.learning_shapes[parameter] if tensor.ndim else None
         return self.shapes.get(name)
 
     def _joined(self, piece: Tensor, shape: torch.Size) -> Tensor:

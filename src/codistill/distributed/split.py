@@ -33,7 +33,7 @@ class Split:
         if missing := [name for name in recipe.networks if name not in named]:
             raise ValueError(f"split {text!r} leaves out {', '.join(missing)}; name every network once, as in a+c,b")
         for names in given:
-            if not any(name in learning(recipe) for name in names):
+            if not any(name in recipe.graph.learning_networks for name in names):
                 raise ValueError(
                     f"split {text!r}: {', '.join(names)} only teaches, and a rank must have a network that learns; "
                     "put them together with one, as in a+c,b"
@@ -47,14 +47,10 @@ class Split:
     @classmethod
     def balanced(cls, costs: Mapping[str, float], recipe: Recipe, count: int) -> "Split":
         """Each network, the most expensive first, to the group with the least to do; those that learn go first."""
-        learners = learning(recipe)
+        learners = recipe.graph.learning_networks
         queue = sorted(recipe.networks, key=lambda name: (name not in learners, -costs[name]))
         groups: list[list[str]] = [[] for _ in range(count)]
         for name in queue:
             min(groups, key=lambda group: sum(costs[other] for other in group)).append(name)
         order = list(recipe.networks)
         return cls.of(sorted(groups, key=lambda group: min(map(order.index, group))), recipe)
-
-
-def learning(recipe: Recipe) -> list[str]:
-    return [name for name in recipe.networks if name not in recipe.graph.frozen]

@@ -10,18 +10,18 @@ import torch
 
 from codistill import __version__
 from codistill.data.images import ImageData
-from codistill.distributed.costs import assign, keep_costs
 from codistill.distributed.crew import LEADER, Crew, LostPeerError, SilentPeerError
 from codistill.distributed.keeping import FollowingRun, LeadingRun
-from codistill.distributed.layout import Layout, Wish, refuse_misfit
+from codistill.distributed.layout import Layout, Wish, chosen_layout, loads, refuse_misfit
 from codistill.distributed.mesh import Mesh
-from codistill.engine.inputs import images_for
-from codistill.engine.run import Keeper, Run
+from codistill.engine.checks import load_images
+from codistill.engine.run import Run, RunStorage
 from codistill.engine.runtime import prepared
-from codistill.engine.timetable import Position, Timetable
+from codistill.engine.schedule import Position, TrainingSchedule
+from codistill.engine.state import cohort_of, prepare_training
 from codistill.engine.trainer import Progress, ignore, never, run_training
-from codistill.engine.training import prepare_training
 from codistill.log import log
+from codistill.networks.cost import cost, training_passes
 from codistill.recipes import difference
 from codistill.recipes.schema import Recipe
 from codistill.runs.files import RunError, to_json
@@ -46,7 +46,7 @@ def train_together(
     wish: Wish = ANY,
     data: ImageData | None = None,
     stop: Callable[[], bool] = never,
-    heartbeat: Callable[[Position, Timetable], None] = ignore,
+    heartbeat: Callable[[Position, TrainingSchedule], None] = ignore,
     show: Callable[[Progress], None] = unconcerned,
 ) -> None:
     """``engine.trainer.train`` in every process of the crew, to the end or until somebody's ``stop`` says so.
@@ -70,35 +70,45 @@ def _train(
     wish: Wish,
     data: ImageData | None,
     stop: Callable[[], bool],
-    heartbeat: Callable[[Position, Timetable], None],
+    heartbeat: Callable[[Position, TrainingSchedule], None],
     show: Callable[[Progress], None],
 ) -> None:
     refuse_misfit(recipe, crew.size, wish)
-    data = images_for(recipe, data)
+    data = load_images(recipe, data)
     refuse_disagreement(crew, recipe, data, wish)
     if crew.anybody(crew.leads and folder.is_finished(recipe)):
         log.info("%s is finished already", folder.path)
         return
-    timetable = Timetable.of(recipe, len(data.train))
+    timetable = TrainingSchedule.of(recipe, len(data.train))
     with prepared(recipe.runtime) as machine:
-        assigned = assign(crew, folder, recipe, data, machine, wish)
-        layout = assigned.layout
+        flops = count_flops(recipe, data)
+        layout = chosen_layout(flops, recipe, crew.size, wish)
         refuse_unevaluated(data, layout)
         mesh = Mesh(crew, layout, recipe, machine.device.type)
         training = prepare_training(recipe, data, machine, mesh)
         with opened(mesh, folder, recipe, data) as run:
-            log.info("%s", assigned.words)
-            if crew.leads:
-                keep_costs(folder, recipe, assigned)
-                if recipe.processes.weights == "sharded" and layout.shards == 1:
-                    log.warning("processes.weights=sharded, but nobody shares a batch, so each holds all; see --shards")
+            by_rank = loads(layout, flops)
+            shares = ", ".join(f"{load / sum(by_rank):.0%}" for load in by_rank)
+            log.info("--split %s --shards %d: FLOPs by rank %s", layout.split, layout.shards, shares)
+            if crew.leads and recipe.processes.weights == "sharded" and layout.shards == 1:
+                log.warning("processes.weights=sharded, but nobody shares a batch, so each holds all; see --shards")
             for progress in run_training(training, timetable, run, lambda: crew.anybody(stop()), heartbeat):
                 show(progress)
             log.info("%s %s", crew.name(crew.rank), crew.traffic.words)
 
 
+def count_flops(recipe: Recipe, data: ImageData) -> dict[str, float]:
+    """Returns each network's FLOPs for one image in training: forward and backward, heads included."""
+    with torch.device("meta"):
+        cohort = cohort_of(recipe, data.num_classes, data.channels)
+    shape = data.channels, *recipe.augment.crop_size(data.image_size)
+    learning = recipe.graph.learning_networks
+    members = cohort.members.items()
+    return {name: cost(member, shape).flops * training_passes(name in learning) for name, member in members}
+
+
 @contextmanager
-def opened(mesh: Mesh, folder: RunFolder, recipe: Recipe, data: ImageData) -> Iterator[Keeper]:
+def opened(mesh: Mesh, folder: RunFolder, recipe: Recipe, data: ImageData) -> Iterator[RunStorage]:
     if not mesh.crew.leads:
         yield FollowingRun(mesh)
         return

@@ -12,11 +12,11 @@ from codistill.data.images import ImageData, Images
 from codistill.engine.fast.capture import CapturedStep
 from codistill.engine.parts import PARTS, parts
 from codistill.engine.runtime import Machine, prepared
+from codistill.engine.schedule import Position, TrainingSchedule
+from codistill.engine.state import Training, prepare_training
 from codistill.engine.step import PlainStep, Step, choose_step
-from codistill.engine.timetable import Position, Timetable
 from codistill.engine.trainer import draw_epoch
-from codistill.engine.training import Training, prepare_training
-from codistill.networks.counting import cost
+from codistill.networks.cost import cost, training_passes
 from codistill.recipes.schema import Recipe
 
 WARM_UP_STEPS = 3
@@ -90,8 +90,11 @@ def pace(recipe: Recipe, channels: int, side: int, classes: int, seconds: float)
 
 
 def _flops_per_image(training: Training, shape: tuple[int, int, int]) -> int:
-    passes = training.recipe.graph.passes
-    return sum(cost(member, shape).flops * passes(name) for name, member in training.cohort.members.items())
+    learning = training.recipe.graph.learning_networks
+    return sum(
+        cost(member, shape).flops * training_passes(name in learning)
+        for name, member in training.cohort.members.items()
+    )
 
 
 class Runner:
@@ -100,7 +103,7 @@ class Runner:
     def __init__(self, training: Training, step: Step) -> None:
         self.training, self.step = training, step
         self.plan = draw_epoch(training, 0)
-        self.timetable = Timetable.of(training.recipe, len(training.data.splits["train"]))
+        self.schedule = TrainingSchedule.of(training.recipe, len(training.data.splits["train"]))
 
     @classmethod
     def of(cls, recipe: Recipe, data: ImageData, machine: Machine, images: int | None = None) -> "Runner":
@@ -113,7 +116,7 @@ class Runner:
 
     def _take(self, index: int) -> None:
         at = Position(0, index % EPOCH_STEPS)
-        self.step(self.plan.step(at.step), self.timetable.turn(at))
+        self.step(self.plan.step(at.step), self.schedule.context(at))
 
     def parts_ms(self, steps: int) -> dict[str, float]:
         """By part of the step. A recorded step is recorded again up to the end of each, and differences are taken."""
@@ -125,7 +128,7 @@ class Runner:
 
     def _recorded_ms(self, step: CapturedStep, until: str, steps: int) -> float:
         # One after the other: side by side, a part more can make the whole shorter.
-        recording = step.record(self.plan.step(0), self.timetable.turn(Position()), "nothing", until=until)
+        recording = step.record(self.plan.step(0), self.schedule.context(Position()), "nothing", until=until)
         self._timed(lambda _: recording.graph.replay(), WARM_UP_STEPS)
         return 1e3 * self._timed(lambda _: recording.graph.replay(), steps) / steps
 
@@ -133,9 +136,9 @@ class Runner:
         seconds: dict[str, list[float]] = {part: [] for part in PARTS}
         for index in range(steps):
             at = Position(0, index % EPOCH_STEPS)
-            draws, turn = self.plan.step(at.step), self.timetable.turn(at)
+            draws, context = self.plan.step(at.step), self.schedule.context(at)
             started_at = time.perf_counter()
-            for part in parts(self.training, step.way(draws), draws, turn):
+            for part in parts(self.training, step.way(draws), draws, context):
                 wait_for(self.training.machine.device)
                 ended_at = time.perf_counter()
                 seconds[part].append(ended_at - started_at)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from codistill.cohort import Cohort
 from codistill.engine.health import Health
 from codistill.engine.runtime import Machine
-from codistill.engine.timetable import Turn
+from codistill.engine.schedule import StepContext
 from codistill.recipes.schema import AdamW, Recipe, Sgd, learning_rate
 
 Held = Callable[[Tensor], Tensor]
@@ -19,11 +19,11 @@ Held = Callable[[Tensor], Tensor]
 
 def build_optimizers(recipe: Recipe, cohort: Cohort, machine: Machine, held: Held) -> dict[str, torch.optim.Optimizer]:
     """The recipe's optimizer for every network that learns; frozen teachers have none."""
-    frozen = recipe.graph.frozen
+    learning = recipe.graph.learning_networks
     return {
         name: _optimizer(recipe, name, [held(parameter) for parameter in member.parameters()], machine)
         for name, member in cohort.members.items()
-        if name not in frozen
+        if name in learning
     }
 
 
@@ -57,10 +57,10 @@ def _optimizer(recipe: Recipe, name: str, parameters: list[Tensor], machine: Mac
     return optimizer
 
 
-def set_learning_rate(optimizers: Iterable[torch.optim.Optimizer], recipe: Recipe, turn: Turn) -> None:
+def set_learning_rate(optimizers: Iterable[torch.optim.Optimizer], recipe: Recipe, context: StepContext) -> None:
     """Bring every network to the schedule's value for this step; with the authors' switch, a drop forgets momentum."""
-    factor = learning_rate(recipe, turn.progress)
-    is_drop = factor < learning_rate(recipe, turn.previous_progress)
+    factor = learning_rate(recipe, context.progress)
+    is_drop = factor < learning_rate(recipe, context.previous_progress)
     forgets = isinstance(recipe.optimizer, Sgd) and recipe.optimizer.reset_momentum_at_drops and is_drop
     for optimizer in optimizers:
         for group in optimizer.param_groups:

@@ -12,8 +12,8 @@ from codistill.data.batches import Draws
 from codistill.engine.fast.compiler import prepare_compiler
 from codistill.engine.fast.sections import Network, Prepare, arranged, as_it_is, compiled
 from codistill.engine.optim import Held
-from codistill.engine.timetable import Turn
-from codistill.engine.training import Training
+from codistill.engine.schedule import StepContext
+from codistill.engine.state import Training
 from codistill.randomness import derive
 from codistill.transfer.objective import Loss
 
@@ -72,7 +72,7 @@ class Way(Protocol):
     cohort: Cohort
     """The networks that they call, whose parameters get the gradients."""
 
-    def forward(self, images: Tensor, turn: Turn) -> Mapping[str, Tensor]:
+    def forward(self, images: Tensor, turn: StepContext) -> Mapping[str, Tensor]:
         """Every network's logits by classifier name."""
 
     def backward(self, total: Tensor) -> None:
@@ -82,7 +82,7 @@ class Way(Protocol):
         """From gradients to new weights; the gradients are gone afterwards."""
 
 
-def parts(training: Training, way: Way, draws: Draws, turn: Turn) -> Iterator[str]:
+def parts(training: Training, way: Way, draws: Draws, turn: StepContext) -> Iterator[str]:
     """The step, which yields the name of each of its ``PARTS`` when it is done: run it to the end, or measure it."""
     images, labels = way.functions.batch(draws)
     yield "augment"
@@ -128,7 +128,7 @@ class PlainWay:
         self.training, self.functions = training, functions
         self.cohort = training.cohort
 
-    def forward(self, images: Tensor, turn: Turn) -> Mapping[str, Tensor]:
+    def forward(self, images: Tensor, turn: StepContext) -> Mapping[str, Tensor]:
         logits: dict[str, Tensor] = {}
         peers = self.training.peers
         seed = derive(turn.seed, "share", peers.share.index) if peers.share.index else turn.seed

@@ -22,12 +22,12 @@ from codistill.data.images import ImageData
 from codistill.data.load import remarks
 from codistill.engine.evaluate import Metrics
 from codistill.engine.runtime import Machine
-from codistill.engine.timetable import Position, Timetable
+from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.log import log, logging_to
 from codistill.recipes import parse
 from codistill.recipes.schema import Recipe
 from codistill.runs import environment
-from codistill.runs.checkpoint import Snapshot, Store
+from codistill.runs.checkpoint import Saver, Snapshot, Store
 from codistill.runs.files import (
     RunError,
     RunLock,
@@ -39,9 +39,9 @@ from codistill.runs.files import (
     write_atomically,
     write_json,
 )
-from codistill.runs.folder import MAX_BYTES, RESULT_FORMAT, RunFolder
+from codistill.runs.folder import MAX_BYTES, RunFolder
 from codistill.runs.journal import Journal
-from codistill.runs.saving import Saver
+from codistill.runs.result import RESULT_FORMAT
 
 
 class State(Protocol):
@@ -57,7 +57,7 @@ class State(Protocol):
     def shipped(self) -> dict[str, nn.Module]: ...
 
 
-class Keeper(Protocol):
+class RunStorage(Protocol):
     """Who keeps a training, as its loop sees it: ``Run``, or one that speaks to it."""
 
     @property
@@ -67,9 +67,9 @@ class Keeper(Protocol):
 
     def save_is_due(self) -> bool: ...
 
-    def save(self, training: State, position: Position, timetable: Timetable) -> Snapshot: ...
+    def save(self, training: State, position: Position, schedule: TrainingSchedule) -> Snapshot: ...
 
-    def save_if_best(self, training: State, position: Position, timetable: Timetable) -> None: ...
+    def save_if_best(self, training: State, position: Position, schedule: TrainingSchedule) -> None: ...
 
     def wait(self) -> None:
         """Until what was saved is on the disk."""
@@ -170,40 +170,40 @@ class Run:
         every_s = self.recipe.checkpoints.every_s
         return not every_s or (time.monotonic() - self._saved_at >= every_s and not self.saver.is_busy)
 
-    def save(self, training: State, position: Position, timetable: Timetable) -> Snapshot:
+    def save(self, training: State, position: Position, schedule: TrainingSchedule) -> Snapshot:
         """Begin to write a checkpoint; what it will hold. ``wait`` returns when it is on the disk."""
-        taken = self._save(self.store, training, position, timetable)
+        taken = self._save(self.store, training, position, schedule)
         self._saved_at = time.monotonic()
         return taken
 
     def wait(self) -> None:
         self.saver.wait()
 
-    def save_if_best(self, training: State, position: Position, timetable: Timetable) -> None:
+    def save_if_best(self, training: State, position: Position, schedule: TrainingSchedule) -> None:
         if self.is_at_its_best():
-            self.save_best(training, position, timetable)
+            self.save_best(training, position, schedule)
 
     def is_at_its_best(self) -> bool:
         """Whether no earlier epoch had a lower validation error, on average of the networks that learn."""
-        learning = [name for name in self.recipe.networks if name not in self.recipe.graph.frozen]
+        learning = self.recipe.graph.learning_networks
         errors = [
             fmean(record["validation"][f"{name}/final"]["top1_error"] for name in learning)
             for record in self.journal.read()
         ]
         return errors[-1] <= min(errors)
 
-    def save_best(self, training: State, position: Position, timetable: Timetable) -> None:
+    def save_best(self, training: State, position: Position, schedule: TrainingSchedule) -> None:
         """Apart from the other checkpoints."""
-        self._save(Store(self.folder.best, keep=1), training, position, timetable)
+        self._save(Store(self.folder.best, keep=1), training, position, schedule)
 
-    def _save(self, store: Store, training: State, position: Position, timetable: Timetable) -> Snapshot:
+    def _save(self, store: Store, training: State, position: Position, schedule: TrainingSchedule) -> Snapshot:
         state = {
             "position": {"epoch": position.epoch, "step": position.step},
             "journal_bytes": self.journal.length,
             "timing_bytes": self.timing.length,
             "elapsed_s": self.elapsed_s,
         }
-        return self.saver.save(store, timetable.steps_taken(position), training.tensors(), state)
+        return self.saver.save(store, schedule.steps_taken(position), training.tensors(), state)
 
     def record(self, epoch: int, learned: Mapping[str, Any], metrics: Mapping[str, Mapping[str, Metrics]]) -> None:
         """Write an evaluation down: metrics by split (test, validation) and classifier."""

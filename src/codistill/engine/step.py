@@ -10,8 +10,8 @@ from codistill.data.batches import Draws
 from codistill.engine.fast.capture import CapturedStep
 from codistill.engine.parts import FunctionsBySize, PlainWay, Way, parts
 from codistill.engine.runtime import hindrances
-from codistill.engine.timetable import Turn
-from codistill.engine.training import Training
+from codistill.engine.schedule import StepContext
+from codistill.engine.state import Training
 from codistill.log import log
 
 
@@ -19,7 +19,7 @@ class Step(Protocol):
     path: str
     """How the step is computed, in words for the log."""
 
-    def __call__(self, draws: Draws, turn: Turn) -> None: ...
+    def __call__(self, draws: Draws, turn: StepContext) -> None: ...
 
 
 class PlainStep:
@@ -27,7 +27,7 @@ class PlainStep:
         self.training, self.path = training, path
         self.functions = FunctionsBySize(training, training.cohort)
 
-    def __call__(self, draws: Draws, turn: Turn) -> None:
+    def __call__(self, draws: Draws, turn: StepContext) -> None:
         for _ in parts(self.training, self.way(draws), draws, turn):
             pass
 

@@ -14,15 +14,15 @@ from torch import Tensor
 
 from codistill.data.batches import EpochPlan, plan_epoch
 from codistill.data.images import ImageData
+from codistill.engine.checks import load_images
 from codistill.engine.evaluate import Metrics, ensemble, evaluate
-from codistill.engine.inputs import images_for
+from codistill.engine.health import Recovery
 from codistill.engine.optim import set_learning_rate
-from codistill.engine.recovery import Recovery
-from codistill.engine.run import Keeper, Run
+from codistill.engine.run import Run, RunStorage
 from codistill.engine.runtime import prepared
+from codistill.engine.schedule import Position, TrainingSchedule
+from codistill.engine.state import Training, prepare_training
 from codistill.engine.step import choose_step
-from codistill.engine.timetable import Position, Timetable
-from codistill.engine.training import Training, prepare_training
 from codistill.log import log
 from codistill.recipes.schema import Recipe
 from codistill.runs.folder import RunFolder
@@ -50,7 +50,7 @@ def never() -> bool:
     return False
 
 
-def ignore(position: Position, timetable: Timetable) -> None:
+def ignore(position: Position, schedule: TrainingSchedule) -> None:
     pass
 
 
@@ -60,7 +60,7 @@ def train(
     *,
     data: ImageData | None = None,
     stop: Callable[[], bool] = never,
-    heartbeat: Callable[[Position, Timetable], None] = ignore,
+    heartbeat: Callable[[Position, TrainingSchedule], None] = ignore,
 ) -> Iterator[Progress]:
     """Train ``recipe`` in the folder ``out``, from the start or from where an earlier call left off.
 
@@ -73,20 +73,20 @@ def train(
     if folder.is_finished(recipe):
         log.info("%s is finished already", out)
         return
-    data = images_for(recipe, data)
-    timetable = Timetable.of(recipe, len(data.train))
+    data = load_images(recipe, data)
+    schedule = TrainingSchedule.of(recipe, len(data.train))
     with prepared(recipe.runtime) as machine:
         training = prepare_training(recipe, data, machine)
         with Run.open(folder, recipe, data) as run:
-            yield from run_training(training, timetable, run, stop, heartbeat)
+            yield from run_training(training, schedule, run, stop, heartbeat)
 
 
 def run_training(
     training: Training,
-    timetable: Timetable,
-    run: Keeper,
+    schedule: TrainingSchedule,
+    run: RunStorage,
     stop: Callable[[], bool],
-    heartbeat: Callable[[Position, Timetable], None],
+    heartbeat: Callable[[Position, TrainingSchedule], None],
 ) -> Iterator[Progress]:
     recipe = training.recipe
     position = run.continue_from_newest(training)
@@ -96,19 +96,19 @@ def run_training(
 
     def save() -> None:
         recovery.look()
-        recovery.remember(run.save(training, position, timetable))
+        recovery.remember(run.save(training, position, schedule))
 
-    while position.epoch < timetable.epochs:
+    while position.epoch < schedule.epochs:
         plan = draw_epoch(training, position.epoch)
         for batch in training.peers.following(training.data.batches(plan, position.step), training.batch):
-            turn = timetable.turn(position)
-            set_learning_rate(training.optimizers.values(), recipe, turn)
-            step(batch, turn)
+            context = schedule.context(position)
+            set_learning_rate(training.optimizers.values(), recipe, context)
+            step(batch, context)
             position = Position(position.epoch, position.step + 1)
-            heartbeat(position, timetable)
+            heartbeat(position, schedule)
             # Half an update is not part of a checkpoint, so nothing is saved between its batches.
-            stopped = turn.updates and stop()
-            if stopped or (turn.updates and run.save_is_due()):
+            stopped = context.updates and stop()
+            if stopped or (context.updates and run.save_is_due()):
                 save()
             if stopped:
                 run.wait()
@@ -117,13 +117,13 @@ def run_training(
         if evaluates(recipe, position.epoch):
             recovery.look()
             try:
-                progress = conclude_epoch(run, training, position, timetable, stop)
+                progress = conclude_epoch(run, training, position, schedule, stop)
             except StoppedError:  # whoever continues evaluates this epoch again, from the start
                 position = last_step
                 save()
                 run.wait()
                 return
-            if run.save_is_due() or position.epoch == timetable.epochs:
+            if run.save_is_due() or position.epoch == schedule.epochs:
                 save()
             try:
                 yield progress
@@ -154,7 +154,7 @@ def evaluates(recipe: Recipe, epochs_done: int) -> bool:
 
 
 def conclude_epoch(
-    run: Keeper, training: Training, position: Position, timetable: Timetable, stop: Callable[[], bool]
+    run: RunStorage, training: Training, position: Position, schedule: TrainingSchedule, stop: Callable[[], bool]
 ) -> Progress:
     """Evaluate, write it down, and keep it if it is the best; the next epoch begins with empty sums."""
     metrics = measure(training, position.epoch, stop)
@@ -164,17 +164,17 @@ def conclude_epoch(
     in_order = {name: skipped[name] for name in training.recipe.networks}
     run.record(position.epoch, {**learned, "skipped": in_order}, metrics)
     if training.recipe.checkpoints.best:
-        run.save_if_best(training, position, timetable)
-    done = timetable.steps_taken(position)
+        run.save_if_best(training, position, schedule)
+    done = schedule.steps_taken(position)
     return Progress(
         epoch=position.epoch,
-        epochs=timetable.epochs,
+        epochs=schedule.epochs,
         metrics=metrics["test"],
         train_error=learned["train_error"],
         terms=learned["terms"],
-        images_per_s=timetable.images_seen(position) / run.elapsed_s,
+        images_per_s=schedule.images_seen(position) / run.elapsed_s,
         elapsed_s=run.elapsed_s,
-        remaining_s=run.elapsed_s / done * (timetable.steps - done),
+        remaining_s=run.elapsed_s / done * (schedule.steps - done),
     )
 
 

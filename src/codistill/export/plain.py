@@ -15,16 +15,23 @@ from codistill.cohort import Cohort
 from codistill.data.augmentation import centre_crop, normalise
 from codistill.data.images import ImageData
 from codistill.data.load import load
-from codistill.engine.cohorts import cohort_of
-from codistill.engine.timetable import Position
+from codistill.engine.schedule import Position
+from codistill.engine.state import cohort_of
 from codistill.export.identity import Identity, read_weights
 from codistill.recipes import parse
 from codistill.recipes.schema import Augment, Recipe
 from codistill.runs.checkpoint import Saved, Store
-from codistill.runs.files import RunError, read_json
+from codistill.runs.files import read_json
 from codistill.runs.folder import MAX_BYTES, RunFolder
 from codistill.runs.journal import read_journal
-from codistill.runs.weights import load_strictly
+from codistill.runs.weights import (
+    best_checkpoint,
+    cohort_weights,
+    last_checkpoint,
+    load_strictly,
+    shipped_weights,
+    ships_average,
+)
 from codistill.wording import unknown
 
 
@@ -45,7 +52,7 @@ class History:
         folder = RunFolder(run)
         folder.refuse_irregular()
         if not folder.recipe.is_file():
-            raise ValueError(f"{run} is no run: it has no {folder.recipe.name}; give what `codistill train` wrote")
+            raise folder.not_a_run()
         recipe = parse.load(folder.recipe)
         if name not in recipe.networks:
             raise unknown(f"network of {run}", name, recipe.networks)
@@ -124,35 +131,11 @@ def take_out(run: Path, name: str, *, best: bool = False) -> Shipped:
     return _from_finished(history) if history.finished else _from_interrupted(history)
 
 
-def best_checkpoint(folder: RunFolder) -> Saved:
-    saved = Store(folder.best).newest()
-    if saved is None:
-        raise ValueError(
-            f"{folder.path} has kept no best checkpoint: that takes a training with checkpoints.best=true and "
-            "data.validation=0.1 or so; leave out --best"
-        )
-    return saved
-
-
-def plain_weights(recipe: Recipe, name: str, saved: Saved) -> dict[str, Tensor]:
-    """What ships of a network, out of all that a checkpoint holds."""
-    prefix = f"average/{name}." if ships_average(recipe, name) else f"cohort/members.{name}.backbone."
-    return _below(prefix, saved.tensors)
-
-
-def ships_average(recipe: Recipe, name: str) -> bool:
-    return recipe.ema > 0 and name not in recipe.graph.frozen
-
-
 def _from_finished(history: History) -> Shipped:
     identity, weights = read_weights(history.folder.weights(history.name))
     done = Position(history.recipe.length.epochs)
-    try:
-        saved = history.store.newest()
-    except RunError:
-        saved = None  # the weight file is what ships; a checkpoint only adds the trained heads to the proof
-    if saved is not None and Position(**saved.state["position"]) != done:
-        saved = None
+    # The weight file is what ships; a checkpoint only adds the trained heads to the proof.
+    saved = last_checkpoint(history.folder, history.recipe)
     return _shipped(history, done, identity, weights, saved, history.data_at_hand())
 
 
@@ -161,14 +144,14 @@ def _from_interrupted(history: History) -> Shipped:
     if saved is None:
         raise ValueError(
             f"{history.folder.path} has saved nothing yet, so there is no network to export; "
-            f"train on with: {history.folder.continuing()}"
+            f"train on with: {history.folder.resume_command()}"
         )
     return _from_checkpoint(history, saved)
 
 
 def _from_checkpoint(history: History, saved: Saved) -> Shipped:
     data = history.data_at_hand()
-    weights = plain_weights(history.recipe, history.name, saved)
+    weights = shipped_weights(history.recipe, history.name, saved.tensors)
     return _shipped(history, Position(**saved.state["position"]), _identity(history, data), weights, saved, data)
 
 
@@ -181,7 +164,7 @@ def _identity(history: History, data: ImageData | None) -> Identity:
         raise ValueError(
             f"{history.folder.path} is not finished, and until then only its data tell how images are normalised, but "
             f"those of {history.report['name']}{where} are not at hand, or are others now; put them back, or finish "
-            f"with: {history.folder.continuing()}"
+            f"with: {history.folder.resume_command()}"
         )
     return Identity.of_data(history.recipe.networks[history.name], data)
 
@@ -198,14 +181,10 @@ def _shipped(
     cohort = cohort_of(recipe, identity.num_classes, identity.in_channels)
     cohort.eval().requires_grad_(False)
     if saved is not None:
-        load_strictly(cohort, _below("cohort/", saved.tensors), f"the tensors saved in {history.folder.path}")
+        load_strictly(cohort, cohort_weights(saved.tensors), f"the tensors saved in {history.folder.path}")
     network = cohort.strip(name)
     load_strictly(network, weights, f"the weights of {name} in {history.folder.path}")
     if saved is None or history.averaged:
         # Otherwise the cohort keeps its own, so that the proof also compares the weight file with the checkpoint.
         cohort.members[name].backbone.load_state_dict(weights)
     return Shipped(history, done, identity, network, cohort, saved is not None, data)
-
-
-def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

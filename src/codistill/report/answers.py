@@ -4,32 +4,23 @@ N test images, M classifiers, C classes.
 """
 
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from codistill.cohort import Cohort
 from codistill.data.device import OnDevice
 from codistill.data.images import ImageData
 from codistill.data.load import load
-from codistill.engine.cohorts import cohort_of
 from codistill.engine.evaluate import CALIBRATION_BINS
-from codistill.engine.runtime import Machine, prepared
-from codistill.networks.build import architecture
-from codistill.recipes.schema import Data, Recipe
+from codistill.engine.finished import TOLERANCES, classify_finished, has_test_images_of, other_test_images
+from codistill.engine.runtime import prepared
+from codistill.recipes.schema import Data
 from codistill.report.runs import SeenRun
-from codistill.runs.checkpoint import Store
 from codistill.runs.folder import RunFolder
-from codistill.runs.weights import load_weights
 
 BATCH = 500
-TOLERANCE = 0.1  # percentage points, as `codistill evaluate` allows another device
-
-Classify = Callable[[Tensor], Mapping[str, Tensor]]
 
 
 class NotAtHandError(ValueError):
@@ -90,7 +81,10 @@ def answers(run: SeenRun, until: float) -> Answers:
     runtime = run.recipe.runtime.model_copy(update={"device": "auto", "deterministic": False, "threads": None})
     with prepared(runtime) as machine, torch.no_grad():
         on_device = OnDevice.of(data, machine.device, run.recipe.augment)
-        classify = _classifiers(run, data, on_device, machine)
+        try:
+            classify = classify_finished(RunFolder(run.place), run.recipe, data, on_device, machine)
+        except ValueError as error:
+            raise NotAtHandError(str(error)) from error
         parts = []
         for pixels, _ in on_device.splits["test"].in_batches(BATCH):
             if time.monotonic() > until:
@@ -121,8 +115,8 @@ def _data(run: SeenRun) -> ImageData:
         # Not the error itself, which says where this machine's owner keeps data: pages are passed on.
         name = run.recipe.data.name
         raise NotAtHandError(f"the images of {name} are not at hand; see `codistill data {name}`") from error
-    if data.report["sets"]["test"] != run.data.get("sets", {}).get("test"):
-        raise NotAtHandError(f"the test images of {run.recipe.data.name} are not those that the run was measured on")
+    if not has_test_images_of(run.data, data):
+        raise NotAtHandError(other_test_images(run.recipe))
     return data
 
 
@@ -132,60 +126,13 @@ def _load(settings: Data, seed: int) -> ImageData:
     return load(settings, seed=seed)
 
 
-def _classifiers(run: SeenRun, data: ImageData, on_device: OnDevice, machine: Machine) -> Classify:
-    """The networks as they ship, and beside them the auxiliary classifiers of the last checkpoint, if it is there."""
-    recipe, cohort = run.recipe, _cohort(run.recipe, run.place, data)
-    shipped: dict[str, nn.Module] = {}
-    for name, network in recipe.networks.items():
-        if cohort is not None and not recipe.ema:
-            # What ships is what the heads sit on: one pass gives both.
-            _load_shipped(cohort.members[name].backbone, run.place, name)
-        else:
-            shipped[name] = architecture(network).backbone(data.num_classes, data.channels)
-            _load_shipped(shipped[name], run.place, name)
-    modules: list[nn.Module] = [*shipped.values(), *([cohort] if cohort is not None else [])]
-    for module in modules:
-        module.eval().to(machine.device).to(memory_format=machine.memory_format)  # type: ignore[call-overload]
-
-    def classify(pixels: Tensor) -> dict[str, Tensor]:
-        images = on_device.plain(pixels).contiguous(memory_format=machine.memory_format)
-        with machine.autocast():
-            everything = cohort(images) if cohort is not None else {}
-            return {**everything, **{f"{name}/final": network(images) for name, network in shipped.items()}}
-
-    return classify
-
-
-def _load_shipped(backbone: nn.Module, folder: Path, name: str) -> None:
-    try:
-        load_weights(backbone, RunFolder(folder).weights(name), name)
-    except ValueError as error:
-        raise NotAtHandError(str(error)) from error
-
-
-def _cohort(recipe: Recipe, folder: Path, data: ImageData) -> Cohort | None:
-    """The cohort as the last checkpoint has it; None where that is gone, damaged or not of the end."""
-    try:
-        saved = Store(RunFolder(folder).checkpoints).newest()
-    except (ValueError, OSError):
-        return None
-    if saved is None or saved.state.get("position") != {"epoch": recipe.length.epochs, "step": 0}:
-        return None
-    cohort = cohort_of(recipe, data.num_classes, data.channels)
-    prefix = "cohort/"
-    cohort.load_state_dict(
-        {name.removeprefix(prefix): tensor for name, tensor in saved.tensors.items() if name.startswith(prefix)}
-    )
-    return cohort
-
-
 def _compare(run: SeenRun, found: Answers) -> None:
     """What the page says of single images must be of the networks that its tables are about."""
     for index in found.finals:
         name = found.classifiers[index].removesuffix("/final")
         error = 100 * float((found.predicted[index] != found.labels).double().mean())
         recorded = run.result.errors[name]["top1_error"] if run.result else error
-        if abs(error - recorded) > TOLERANCE:
+        if abs(error - recorded) > TOLERANCES["top1_error"]:
             raise NotAtHandError(
                 f"the weights of {name} give an error of {error:.2f} %, and its result says {recorded:.2f} %"
             )

@@ -200,8 +200,7 @@ def error_against_cost(seen: Overview, cost: Callable[[SeenRun], float | None], 
     """A point for each finished run: the mean error of its networks that learn."""
     series = []
     for entry in seen.entries:
-        frozen = entry.recipe.graph.frozen
-        learning = [name for name in entry.recipe.networks if name not in frozen]
+        learning = entry.recipe.graph.learning_networks
         points = [
             (spent, run.result.mean_error(learning))
             for run in entry.runs.values()

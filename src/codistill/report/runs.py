@@ -9,9 +9,9 @@ from typing import Any
 from codistill.recipes import parse
 from codistill.recipes.schema import Recipe
 from codistill.runs.files import RunError, open_regular, read_json
-from codistill.runs.folder import MAX_BYTES, RunFolder, read_result_file
+from codistill.runs.folder import MAX_BYTES, RunFolder
 from codistill.runs.journal import MAX_LINE_BYTES
-from codistill.studies.results import Result, result_in
+from codistill.runs.result import Result, parse_result, read_result_content
 
 Record = Mapping[str, Any]
 
@@ -88,7 +88,7 @@ def read_run(folder: Path) -> SeenRun:
     run = RunFolder(folder)
     run.refuse_irregular()
     if not run.recipe.is_file():
-        raise run.no_run()
+        raise run.not_a_run()
     notes: list[str] = []
     result, whole = _read_finished(run, notes)
     recipe = result.recipe if result else parse.load(run.recipe)
@@ -117,8 +117,8 @@ def read_run(folder: Path) -> SeenRun:
 
 def read_published(file: Path) -> SeenRun:
     """A result by itself, as `codistill study --publish` copies them."""
-    whole = read_result_file(file, follow_links=True)
-    result = result_in(whole, file)
+    whole = read_result_content(file, follow_links=True)
+    result = parse_result(whole, file)
     slimmed = "Terms and auxiliary classifiers were published for the last epoch alone."
     return SeenRun(
         name=file.stem,
@@ -141,8 +141,8 @@ def _read_finished(run: RunFolder, notes: list[str]) -> tuple[Result | None, Rec
     if not run.result.exists():
         return None, {}
     try:
-        whole = read_result_file(run.result)
-        return result_in(whole, run.result), whole
+        whole = read_result_content(run.result)
+        return parse_result(whole, run.result), whole
     except ValueError as error:
         notes.append(f"Its result cannot be read, so it is shown as not finished: {error}")
         return None, {}

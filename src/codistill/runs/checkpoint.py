@@ -1,8 +1,8 @@
-"""Checkpoints that survive: a crash at any instant, a full disk and a flipped bit leave the newest or the one before.
+"""Checkpoints that survive a crash at any instant, a full disk and a flipped bit, and their saves in the background.
 
 A checkpoint is a folder ``step-00000123/`` of three files: the tensors (safetensors), the state (JSON) and a manifest
 with the size and SHA-256 of both, since none of the formats notices a flipped bit by itself. It is written into a
-temporary folder, every file and the folder are fsynced, and a rename makes it count. Nothing here unpickles.
+temporary folder, every file and the folder are fsynced, and a rename commits it. Nothing here unpickles.
 """
 
 import errno
@@ -10,16 +10,16 @@ import json
 import os
 import re
 import shutil
+import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import file_digest, sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as to_safetensors
-from torch import Tensor
 
 from codistill.log import log
 from codistill.runs.files import (
@@ -35,66 +35,75 @@ from codistill.runs.files import (
     write_durably,
 )
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 FORMAT = 1
 TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
 Fingerprint = dict[str, int | str]  # "bytes" and "sha256" of a file
 STATE_MAX_BYTES = 64 * 2**20
-MANIFEST_MAX_BYTES = 2**16  # of ours it has a few hundred; more is read only to say what is wrong
+MANIFEST_MAX_BYTES = 2**16  # an intact manifest has a few hundred; more is read only to report what is wrong
 DTYPES = (
-    torch.bool,
-    *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
-    *(torch.int8, torch.int16, torch.int32, torch.int64),
-    *(torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.bfloat16, torch.float32, torch.float64),
-    torch.complex64,
+    "bool",
+    *("uint8", "uint16", "uint32", "uint64"),
+    *("int8", "int16", "int32", "int64"),
+    *("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32", "float64"),
+    "complex64",
 )
+"""The names in ``torch`` of the dtypes that a checkpoint can hold."""
 _NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 
 
 class DamagedError(Exception):
-    """What is wrong with a checkpoint, and with which of its files."""
+    """A checkpoint is damaged; the message names the file and the damage."""
 
 
 @dataclass(frozen=True)
 class Saved:
     step: int
-    tensors: dict[str, Tensor]
+    tensors: dict[str, "Tensor"]
     state: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Copies on the CPU that share no memory and lie in the default order; the strides of those that did not."""
+    """Contiguous copies on the CPU that share no memory, and the original strides where they differ."""
 
-    tensors: dict[str, Tensor]
+    tensors: dict[str, "Tensor"]
     strides: dict[str, tuple[int, ...]]
 
 
-@torch.no_grad()
-def snapshot(tensors: Mapping[str, Tensor], over: Snapshot | None = None) -> Snapshot:
-    """Copy what is to be saved. Training may go on as soon as this returns; ``Store.write`` uses only the copy.
+def snapshot(tensors: Mapping[str, "Tensor"], over: Snapshot | None = None) -> Snapshot:
+    """Copy the tensors to the CPU. Training may continue as soon as this returns; ``Store.write`` uses only the copy.
 
-    ``over`` is a copy that nobody needs any more: where tensors have its shapes, they are written over it. The system
-    takes five to ten times as long to give memory out anew.
+    ``over`` is a copy that is no longer needed: tensors of the same shapes are written over it, because new memory
+    from the system takes five to ten times as long.
     """
+    import torch
+
     copies, strides = {}, {}
     for name, tensor in tensors.items():
         if name == "__metadata__":
             raise ValueError("a tensor cannot be called '__metadata__': safetensors uses that name; choose another")
-        if tensor.layout != torch.strided or tensor.is_meta or tensor.dtype not in DTYPES:
+        if tensor.layout != torch.strided or tensor.is_meta or _dtype_name(tensor) not in DTYPES:
             raise ValueError(
                 f"tensor {name!r} ({tensor.dtype}, {tensor.layout}, {tensor.device}) cannot be saved; "
-                f"allowed are dense tensors of {', '.join(str(dtype).removeprefix('torch.') for dtype in DTYPES)}"
+                f"allowed are dense tensors of {', '.join(DTYPES)}"
             )
-        place = over.tensors.get(name) if over else None
-        if place is None or (place.shape, place.dtype) != (tensor.shape, tensor.dtype):
-            place = torch.empty(tensor.shape, dtype=tensor.dtype)
-        copies[name] = place.copy_(tensor)
-        if tensor.stride() != copies[name].stride() and _dense(tensor.shape, tensor.stride()):
+        copy = over.tensors.get(name) if over else None
+        if copy is None or (copy.shape, copy.dtype) != (tensor.shape, tensor.dtype):
+            copy = torch.empty(tensor.shape, dtype=tensor.dtype)
+        copies[name] = copy.copy_(tensor.detach())
+        if tensor.stride() != copy.stride() and _is_dense(tensor.shape, tensor.stride()):
             strides[name] = tensor.stride()
     return Snapshot(copies, strides)
 
 
-def _dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+def _dtype_name(tensor: "Tensor") -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether the strides only reorder the axes, as channels_last does: no gaps, no overlaps, no more memory."""
     volume = 1
     for stride, size in sorted(zip(strides, shape, strict=True)):
@@ -105,7 +114,7 @@ def _dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 class Store:
-    """The checkpoints of one run. ``save`` and ``sweep`` are for the process that holds the run's lock."""
+    """The checkpoints of one run. Only the process that holds the run's lock calls ``save`` and ``sweep``."""
 
     def __init__(self, folder: Path, keep: int = 2) -> None:
         if keep < 1:
@@ -113,11 +122,11 @@ class Store:
         self.folder = folder
         self.keep = keep
 
-    def save(self, step: int, tensors: Mapping[str, Tensor], state: dict[str, Any]) -> Path:
+    def save(self, step: int, tensors: Mapping[str, "Tensor"], state: dict[str, Any]) -> Path:
         return self.write(step, snapshot(tensors), state)
 
     def write(self, step: int, taken: Snapshot, state: dict[str, Any]) -> Path:
-        """Write a checkpoint, then remove those it supersedes; when this raises, the ones before are as they were."""
+        """Write a checkpoint, then remove those it supersedes; if this raises, the earlier ones are unchanged."""
         if step < 0:
             raise ValueError(f"step={step}: a step is 0 or more")
         contents = _contents(step, taken, state)
@@ -140,14 +149,14 @@ class Store:
         return path
 
     def newest(self) -> Saved | None:
-        """The newest checkpoint that is intact; None where there is none at all, an error where none is intact."""
+        """Read the newest intact checkpoint; None if there are no checkpoints, an error if none is intact."""
         with explained(self.folder, "read the checkpoints"):
             found = self._found()
             for (step, _), path in found:
                 try:
                     return _load(path, step)
                 except DamagedError as damage:
-                    log.warning("checkpoint %s is damaged and left out: %s", path, damage)
+                    log.warning("checkpoint %s is damaged and skipped: %s", path, damage)
         if found:
             raise RunError(
                 f"{self.folder}: none of the {len(found)} checkpoints is intact, so the run cannot continue; put an "
@@ -161,7 +170,7 @@ class Store:
             sweep(self.folder)
 
     def _make_folder(self) -> None:
-        """Only the store's own folder: a run's folder that vanished is an error, not to be made anew without a word."""
+        """Create the store's own folder only: a run folder that has vanished is an error."""
         if not self.folder.is_dir():
             self.folder.mkdir()
             sync_folder(self.folder.parent)
@@ -176,12 +185,12 @@ class Store:
         )
 
     def _free_name(self, step: int) -> Path:
-        """A step saved again, after a resume, is a revision beside the first: at no instant is there neither."""
+        """Return an unused path: a step saved again after a resume becomes a new revision beside the first."""
         revisions = [revision for (other, revision), _ in self._found() if other == step]
         return self.folder / (f"step-{step:08d}.{max(revisions) + 1}" if revisions else f"step-{step:08d}")
 
     def _prune(self, path: Path, step: int) -> None:
-        """Keep this one and those just before; later steps are of a course that a damaged checkpoint cut off."""
+        """Keep this checkpoint and the ones just before; later steps belong to a run that was rolled back past them."""
         try:
             others = [(other, old) for (other, _), old in self._found() if old != path]
             before = [old for other, old in others if other < step]
@@ -189,18 +198,20 @@ class Store:
             for old in before[self.keep - 1 :] + superseded:
                 shutil.rmtree(old)
         except OSError as error:
-            log.warning("%s: checkpoints that are no longer needed cannot be removed: %s", self.folder, error)
+            log.warning("%s: cannot remove checkpoints that are no longer needed: %s", self.folder, error)
 
 
 def _contents(step: int, taken: Snapshot, state: dict[str, Any]) -> dict[str, bytes]:
-    """The files of a checkpoint, the manifest last."""
+    """Serialise a checkpoint: file contents by name, the manifest last."""
+    from safetensors.torch import save as to_safetensors
+
     text = to_json(state)
     if json.loads(text) != state:
         raise ValueError(
-            "the state does not survive JSON: use text keys, lists instead of tuples, and tensors for what may be NaN"
+            "the state does not survive JSON: use text keys, lists instead of tuples, and tensors for possible NaN"
         )
     if len(text.encode()) > STATE_MAX_BYTES:
-        raise ValueError(f"the state is larger than {STATE_MAX_BYTES:,} bytes; put what is large into tensors")
+        raise ValueError(f"the state is larger than {STATE_MAX_BYTES:,} bytes; put large values into tensors")
     contents = {
         TENSORS: to_safetensors(taken.tensors, metadata={"strides": to_json(taken.strides)}),
         STATE: text.encode(),
@@ -216,7 +227,7 @@ def _manifest(step: int, prints: dict[str, Fingerprint]) -> bytes:
 
 
 def _load(path: Path, step: int) -> Saved:
-    """Deserialise only what has proved to be what was written."""
+    """Verify the fingerprints first, then deserialise."""
     try:
         _verify(path, step)
         state = read_json(path / STATE, STATE_MAX_BYTES)
@@ -226,14 +237,14 @@ def _load(path: Path, step: int) -> Saved:
     except (SafetensorError, RunError) as error:
         raise DamagedError(str(error)) from error
     except OSError as error:
-        if error.errno != errno.EIO:  # a sector that cannot be read is damage; a lack of memory or of rights is not
+        if error.errno != errno.EIO:  # an unreadable sector is damage; a lack of memory or of permissions is not
             raise
         raise DamagedError(f"{error.filename}: {error.strerror}") from error
     return Saved(step, tensors, state)
 
 
 def _verify(path: Path, step: int) -> None:
-    """Accept exactly the manifest that these files would have now: so a change to it is noticed as well."""
+    """Compare the manifest with the one that these files would get now, so that changes to it are noticed too."""
     if path.is_symlink() or not path.is_dir():
         raise DamagedError("it is not a folder")
     found = {entry.name: entry for entry in path.iterdir()}
@@ -256,7 +267,7 @@ def _fingerprint(path: Path) -> Fingerprint:
 
 
 def _difference(manifest: bytes, prints: dict[str, Fingerprint], step: int) -> str:
-    """Which file is not as the manifest says, for people: that something is wrong is certain already."""
+    """Describe for the log which file differs from the manifest."""
     try:
         recorded = json.loads(manifest)
         version, of_step, files = recorded["format"], recorded["step"], dict(recorded["files"])
@@ -269,22 +280,68 @@ def _difference(manifest: bytes, prints: dict[str, Fingerprint], step: int) -> s
     differing = [
         f"{name} is {actual}, not {files.get(name)}" for name, actual in prints.items() if files.get(name) != actual
     ]
-    return "; ".join(differing) or f"{MANIFEST} is not as it was written"
+    return "; ".join(differing) or f"{MANIFEST} has changed since it was written"
 
 
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    """Each tensor in memory of its own, not mapped: the file may be removed or replaced while they are in use."""
+def _read_tensors(path: Path) -> dict[str, "Tensor"]:
+    """Read every tensor into its own memory, not mapped: the file may be removed or replaced while it is in use."""
     with safe_open(path, framework="pt") as file:
         try:
             strides = json.loads(file.metadata()["strides"])
-            return {name: _laid_out(file.get_tensor(name), strides.get(name)) for name in file.keys()}  # noqa: SIM118
+            return {name: _with_strides(file.get_tensor(name), strides.get(name)) for name in file.keys()}  # noqa: SIM118
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise DamagedError(f"{path.name} does not say how its tensors lie in memory: {error!r}") from error
+            raise DamagedError(f"{path.name} has no valid strides for its tensors: {error!r}") from error
 
 
-def _laid_out(tensor: Tensor, strides: Sequence[int] | None) -> Tensor:
+def _with_strides(tensor: "Tensor", strides: Sequence[int] | None) -> "Tensor":
     if strides is None:
         return tensor.clone()
-    if not _dense(tensor.shape, strides):  # not only a reordering: it could ask for any amount of memory
+    if not _is_dense(tensor.shape, strides):  # more than a reordering could ask for any amount of memory
         raise ValueError(f"strides {strides} for the shape {list(tensor.shape)}")
+    import torch
+
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
+
+
+class Saver:
+    """Writes checkpoints in a background thread: a step waits for the copy of its state, not for the disk.
+
+    One save runs at a time: the next one waits for it, and raises its error if it failed. The thread writes a copy, so
+    training cannot change what is being written. The next save to the same store leaves that copy intact, because a
+    network may be rolled back to it; the save after that reuses its memory.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="saving")
+        self._pending: Future[Path] | None = None
+        self._copies: defaultdict[Path, list[Snapshot]] = defaultdict(list)
+        """The last two copies of each store."""
+        self.saves = 0
+        self.longest_hold_s = 0.0
+        """The longest time that a save held up training: waiting for the device, and copying."""
+
+    @property
+    def is_busy(self) -> bool:
+        return self._pending is not None and not self._pending.done()
+
+    def save(self, store: Store, step: int, tensors: Mapping[str, "Tensor"], state: dict[str, Any]) -> Snapshot:
+        """Copy the tensors, start writing the copy and return it; ``wait`` returns when it is on the disk."""
+        self.wait()
+        started_at = time.perf_counter()
+        copies = self._copies[store.folder]
+        taken = snapshot(tensors, over=copies.pop(0) if len(copies) == 2 else None)
+        copies.append(taken)
+        self.longest_hold_s = max(self.longest_hold_s, time.perf_counter() - started_at)
+        self.saves += 1
+        self._pending = self._thread.submit(store.write, step, taken, state)
+        return taken
+
+    def wait(self) -> None:
+        """Wait for the pending save and raise its error, if it had one."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def close(self) -> None:
+        """Let the pending save finish; only ``wait`` raises its error."""
+        self._thread.shutdown()

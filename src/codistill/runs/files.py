@@ -174,7 +174,7 @@ def read_json(path: Path, max_bytes: int = 2**20, *, follow_links: bool = False)
     with explained(path.parent, f"read {path.name}"), open(path, "rb", opener=opener) as file:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
-        raise RunError(f"{path} is larger than the {max_bytes:,} bytes such a file may have")
+        raise RunError(f"{path} is larger than {max_bytes:,} bytes, the limit for this file")
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:

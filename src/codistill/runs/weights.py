@@ -1,42 +1,123 @@
-"""Weights into networks, strictly: all of them, none besides, and each of the right shape."""
+"""The names of tensors in a checkpoint, which of them ship, and how weights get into networks.
 
-from collections.abc import Mapping
+A checkpoint names its tensors ``group/name``. The groups are ``cohort`` (the cohort's state dict:
+``cohort/members.a.backbone.…``), ``optimizer`` (``optimizer/members.a.…/momentum_buffer``), ``average`` (the moving
+averages of the backbones: ``average/a.…``), ``health`` and ``tally``. Only this module composes or parses these names.
+"""
+
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor, nn
+
+from codistill.recipes.schema import Recipe
+from codistill.runs.checkpoint import Saved, Store
+from codistill.runs.folder import RunFolder
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 HEADER_BYTES = 16 * 2**20
-"""What a weight file may have besides the weights."""
+"""The most that a weight file may hold besides the weights."""
 
 
-def load_strictly(module: nn.Module, weights: Mapping[str, Tensor], what: str) -> None:
-    """Every tensor of the module, and none besides; ``what`` is how the error calls the weights."""
+def checkpoint_tensors(groups: Mapping[str, Iterable[tuple[str, "Tensor"]]]) -> dict[str, "Tensor"]:
+    """All tensors of a training under the names that a checkpoint gives them."""
+    return {f"{group}/{name}": tensor for group, members in groups.items() for name, tensor in members}
+
+
+def cohort_key(network: str) -> str:
+    """The name of a network with its heads in a checkpoint: ``cohort/members.a``."""
+    return f"cohort/members.{network}"
+
+
+def average_key(network: str) -> str:
+    """The name of a network's moving average in a checkpoint: ``average/a``."""
+    return f"average/{network}"
+
+
+def tensors_of_network(network: str, tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
+    """The tensors that belong to one network: its weights, its optimizer's state and its average, under full names."""
+    prefixes = f"{cohort_key(network)}.", f"optimizer/members.{network}.", f"{average_key(network)}."
+    return {name: tensor for name, tensor in tensors.items() if name.startswith(prefixes)}
+
+
+def cohort_weights(tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
+    """The cohort's state dict out of a checkpoint's tensors."""
+    return _below("cohort/", tensors)
+
+
+def optimized_parameter(name: str) -> str | None:
+    """The checkpoint's name of the parameter that an optimizer's tensor belongs to; None for any other tensor."""
+    group, _, rest = name.partition("/")
+    return f"cohort/{rest.rpartition('/')[0]}" if group == "optimizer" else None
+
+
+def ships_average(recipe: Recipe, network: str) -> bool:
+    """Whether a network ships as its moving average; a frozen teacher has none."""
+    return recipe.ema > 0 and network in recipe.graph.learning_networks
+
+
+def shipped_weights(recipe: Recipe, network: str, tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
+    """The state dict that ships of a network, without heads, out of a checkpoint's tensors."""
+    is_average = ships_average(recipe, network)
+    return _below(f"{average_key(network)}." if is_average else f"{cohort_key(network)}.backbone.", tensors)
+
+
+def _below(prefix: str, tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def best_checkpoint(folder: RunFolder) -> Saved:
+    """Read the checkpoint with the lowest validation error; raises ValueError if the run kept none."""
+    saved = Store(folder.best).newest()
+    if saved is None:
+        raise ValueError(
+            f"{folder.path} has kept no best checkpoint: that takes a training with checkpoints.best=true and "
+            "data.validation=0.1 or so; leave out --best"
+        )
+    return saved
+
+
+def last_checkpoint(folder: RunFolder, recipe: Recipe) -> Saved | None:
+    """Read the checkpoint of the last epoch; None if there is none, or if it is damaged or earlier."""
+    try:
+        saved = Store(folder.checkpoints).newest()
+    except (ValueError, OSError):
+        return None
+    is_last = saved is not None and saved.state.get("position") == {"epoch": recipe.length.epochs, "step": 0}
+    return saved if is_last else None
+
+
+def load_strictly(module: "nn.Module", weights: Mapping[str, "Tensor"], label: str) -> None:
+    """Load a state dict; raises ValueError unless it has exactly the module's tensors. Errors begin with ``label``."""
     if misfit := _misfit(module.state_dict(), weights):
-        raise ValueError(f"{what} do not fit the network: {misfit}")
+        raise ValueError(f"{label} do not fit the network: {misfit}")
     module.load_state_dict(weights)
 
 
-def _misfit(mine: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str:
-    """What keeps the tensors from fitting, with the first of each kind; nothing where they do."""
-    missing, strange = sorted(mine.keys() - given.keys()), sorted(given.keys() - mine.keys())
-    said = [f"{len(missing)} tensors are missing, such as {missing[0]!r}"] if missing else []
-    said += [f"{len(strange)} are not the network's, such as {strange[0]!r}"] if strange else []
-    if said:
-        return ", and ".join(said)
-    resized = [key for key in mine if mine[key].shape != given[key].shape]
+def _misfit(expected: Mapping[str, "Tensor"], given: Mapping[str, "Tensor"]) -> str:
+    """Describe how the tensors differ from the expected ones, with one example each; empty if they fit."""
+    missing, unexpected = sorted(expected.keys() - given.keys()), sorted(given.keys() - expected.keys())
+    reasons = [f"{len(missing)} tensors are missing, such as {missing[0]!r}"] if missing else []
+    reasons += [f"{len(unexpected)} are not the network's, such as {unexpected[0]!r}"] if unexpected else []
+    if reasons:
+        return ", and ".join(reasons)
+    resized = [key for key in expected if expected[key].shape != given[key].shape]
     if not resized:
         return ""
-    its, wanted = ("×".join(map(str, tensors[resized[0]].shape)) for tensors in (given, mine))
+    found, wanted = ("×".join(map(str, tensors[resized[0]].shape)) for tensors in (given, expected))
     return (
-        f"{len(resized)} tensors have another shape, such as {resized[0]!r}, {its} and not {wanted}; "
-        "a file for other classes is changed as docs/networks.md says"
+        f"{len(resized)} tensors have another shape, such as {resized[0]!r}, {found} and not {wanted}; "
+        "docs/networks.md says how to change a file for other classes"
     )
 
 
-def load_weights(backbone: nn.Module, file: Path, name: str) -> None:
-    """Load a plain network's weight file."""
+def load_weights(backbone: "nn.Module", file: Path, name: str) -> None:
+    """Load the safetensors file of the network called ``name`` in the recipe; raises ValueError if it does not fit."""
+    from safetensors.torch import load_file
+
     if file.is_dir():
         raise ValueError(f"network {name!r}: {file} is a folder; give the safetensors file in it")
     if not file.is_file():
@@ -44,16 +125,16 @@ def load_weights(backbone: nn.Module, file: Path, name: str) -> None:
     # Before anything is mapped or read: a file may claim any size.
     needed = sum(tensor.nbytes for tensor in backbone.state_dict().values())
     if (size := file.stat().st_size) > 2 * needed + HEADER_BYTES:
-        raise ValueError(f"network {name!r}: {file} has {size:,} bytes, more than the network's {needed:,} can take")
+        raise ValueError(f"network {name!r}: {file} has {size:,} bytes, too many for the network's {needed:,}")
     try:
         weights = load_file(file)
     except (OSError, SafetensorError) as error:
         raise ValueError(
-            f"network {name!r}: {file} is not a readable safetensors file ({error}); what torch.save wrote is "
-            "converted as docs/networks.md says"
+            f"network {name!r}: {file} is not a readable safetensors file ({error}); docs/networks.md says how to "
+            "convert a file of torch.save"
         ) from None
-    if sick := [key for key, tensor in weights.items() if not tensor.isfinite().all()]:
+    if non_finite := [key for key, tensor in weights.items() if not tensor.isfinite().all()]:
         raise ValueError(
-            f"network {name!r}: {file} holds NaN or infinities, first in {sick[0]!r}; give weights of a sound network"
+            f"network {name!r}: {file} contains NaN or infinities, first in {non_finite[0]!r}; give finite weights"
         )
     load_strictly(backbone, weights, f"network {name!r}: the weights in {file}")

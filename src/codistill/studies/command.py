@@ -6,13 +6,13 @@ from pathlib import Path
 
 from rich.console import Console
 
+from codistill.runs.result import Result, read_result
 from codistill.studies import catalogue
 from codistill.studies.output import print_report, print_table, write
 from codistill.studies.planning import Pace, plan_table, share_machine, to_do
 from codistill.studies.progress import Board
 from codistill.studies.published import publish_all, tables_from
 from codistill.studies.report import Results, build
-from codistill.studies.results import Result, read_result
 from codistill.studies.runner import STOPPED, Command, Failure, Outcome, run_all, train_command
 from codistill.studies.runs import Plan, plan_runs, require_data
 from codistill.studies.study import Study

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from codistill.recipes import Recipe
 from codistill.recipes.datasets import NUMBERS
-from codistill.studies.results import Result
+from codistill.runs.result import Result
 
 if TYPE_CHECKING:
     from codistill.engine.runtime import Machine
@@ -89,9 +89,12 @@ def epoch_flops(recipe: Recipe) -> float:
 
 def image_flops(recipe: Recipe, seen: Sizes) -> int:
     """Of one training image through every network and head, forward and backward; frozen networks only forward."""
-    graph = recipe.graph
+    from codistill.networks.cost import training_passes
+
+    exits, learning = recipe.graph.exits, recipe.graph.learning_networks
     return sum(
-        _forward_flops(network, graph.exits[name], recipe.heads.kind, seen.classes, seen.shape) * graph.passes(name)
+        _forward_flops(network, exits[name], recipe.heads.kind, seen.classes, seen.shape)
+        * training_passes(name in learning)
         for name, network in recipe.networks.items()
     )
 
@@ -102,7 +105,7 @@ def _forward_flops(network: str, exits: tuple[str, ...], heads: str, classes: in
     import torch
 
     from codistill.cohort import Cohort
-    from codistill.networks.counting import cost
+    from codistill.networks.cost import cost
 
     with torch.device("meta"):
         cohort = Cohort({"a": network}, classes, in_channels=shape[0], heads=heads, exits=exits)

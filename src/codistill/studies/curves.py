@@ -8,8 +8,8 @@ from html import escape
 from itertools import count
 from textwrap import wrap
 
+from codistill.runs.result import Result
 from codistill.studies.report import Results
-from codistill.studies.results import Result
 from codistill.studies.study import Study
 
 # Okabe and Ito's colours, which the colour-blind can tell apart; a dash pattern each, for print.

@@ -6,9 +6,9 @@ from datetime import timedelta
 from codistill.hardware import cores
 from codistill.recipes import Recipe
 from codistill.runs.environment import describe
+from codistill.runs.result import Result, device_name, read_result
 from codistill.studies.costs import finished_flops_per_s, measured_flops_per_s, sizes, training_flops
 from codistill.studies.crowd import Crowd, FixedCrowd, GrowingCrowd, has_room_on_gpu
-from codistill.studies.results import Result, device_name, read_result
 from codistill.studies.runs import Plan, PlannedRun, clock
 from codistill.studies.study import Study
 from codistill.studies.tables import Cell, Table

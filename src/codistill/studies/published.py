@@ -9,11 +9,11 @@ from typing import Any
 from codistill.recipes import Recipe
 from codistill.recipes.changes import as_change, is_below, key_of
 from codistill.runs.files import read_json, to_json, write_atomically
-from codistill.runs.folder import MAX_BYTES, RunFolder, read_result_file
+from codistill.runs.folder import MAX_BYTES, RunFolder
+from codistill.runs.result import Result, read_result, read_result_content
 from codistill.studies import catalogue
 from codistill.studies.output import write
 from codistill.studies.report import Results, build, deviations, differing
-from codistill.studies.results import Result, read_result
 from codistill.studies.runs import run_name, start_names
 from codistill.studies.study import Row, Study, slug
 
@@ -44,7 +44,7 @@ def publish(run_folder: Path, results: Path) -> Path:
     if not source.exists():
         raise ValueError(f"{run_folder} has no {source.name}, so it is not finished; continue it, then publish it")
     name = run_name(read_result(source).recipe)
-    content = _without_places(read_result_file(source))
+    content = _without_places(read_result_content(source))
     written = _text(content)
     if len(written) > MAX_PUBLISHED_BYTES:
         written = _text(_slimmed(content))

@@ -7,8 +7,8 @@ from typing import Any
 
 from codistill.recipes import Recipe, difference
 from codistill.recipes.changes import WHERE, is_below, key_of
+from codistill.runs.result import Result
 from codistill.studies.costs import share_of_images, training_flops
-from codistill.studies.results import Result
 from codistill.studies.runs import run_name
 from codistill.studies.statistics import Difference, Interval, paired_difference, summarise
 from codistill.studies.study import Row, Study
@@ -174,8 +174,7 @@ def _contrast(ours: Row, theirs: Row, found: Results, scale: float | None) -> It
 
 def shared_networks(ours: Recipe, theirs: Recipe) -> list[str]:
     """The names of networks that both recipes train; one that only teaches is not trained."""
-    frozen = {*ours.graph.frozen, *theirs.graph.frozen}
-    return [name for name in ours.networks if name in theirs.networks and name not in frozen]
+    return [name for name in ours.graph.learning_networks if name in theirs.graph.learning_networks]
 
 
 def _interval(difference: Difference) -> Interval | None:

@@ -11,7 +11,7 @@ from codistill.recipes import Recipe, difference, parse
 from codistill.recipes.changes import WHERE_AND_HOW, is_below, key_of
 from codistill.runs.files import open_regular, refuse_unless
 from codistill.runs.folder import RunFolder
-from codistill.studies.results import read_result
+from codistill.runs.result import read_result
 from codistill.studies.study import Row, Study, slug
 
 

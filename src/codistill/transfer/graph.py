@@ -16,8 +16,6 @@ from codistill.transfer import drawing
 from codistill.wording import unknown
 
 LABELS = "labels"
-LEARNING_PASSES = 3
-"""A backward pass computes gradients of inputs and of weights: twice the forward pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,12 +157,12 @@ class TransferGraph:
     @property
     def frozen(self) -> tuple[str, ...]:
         """Networks none of whose classifiers learns: they can only teach, so they need weights from elsewhere."""
-        learning = {classifier.network for classifier in self.learners}
-        return tuple(network for network in self.outline.networks if network not in learning)
+        return tuple(network for network in self.outline.networks if network not in self.learning_networks)
 
-    def passes(self, network: str) -> int:
-        """Forward passes that cost as much as a training step of it."""
-        return 1 if network in self.frozen else LEARNING_PASSES
+    @property
+    def learning_networks(self) -> tuple[str, ...]:
+        """Networks with a classifier that learns, in the outline's order; the others are ``frozen``."""
+        return tuple(dict.fromkeys(classifier.network for classifier in self.learners))
 
     @property
     def exits(self) -> dict[str, tuple[str, ...]]:

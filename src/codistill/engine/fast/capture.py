@@ -16,8 +16,8 @@ from codistill.engine.fast.sections import Fork
 from codistill.engine.fast.shadow import Lowered
 from codistill.engine.parts import PARTS, Functions, FunctionsBySize, PlainWay, parts
 from codistill.engine.runtime import without_trials
-from codistill.engine.timetable import Turn
-from codistill.engine.training import Training
+from codistill.engine.schedule import StepContext
+from codistill.engine.state import Training
 from codistill.log import log
 from codistill.ops.dispatch import Apart, weights_apart
 from codistill.recipes.schema import Sgd
@@ -60,7 +60,7 @@ class CapturedStep:
         self.memory = torch.cuda.graph_pool_handle()
         """Of all recordings that are kept: nothing of a step outlives it, and they never run at once."""
 
-    def __call__(self, draws: Draws, turn: Turn) -> None:
+    def __call__(self, draws: Draws, turn: StepContext) -> None:
         size = len(draws.indices)
         if size not in self.recordings:
             is_full = size == self.functions.full_size
@@ -72,7 +72,7 @@ class CapturedStep:
         torch.cuda.manual_seed(turn.seed)
         recording.graph.replay()
 
-    def fastest(self, draws: Draws, turn: Turn) -> "Recording":
+    def fastest(self, draws: Draws, turn: StepContext) -> "Recording":
         """Recorded with what was tried and replays fastest here; the library's algorithms are tried in long trainings.
 
         Recorded only when the training is put back: its copy takes memory.
@@ -86,7 +86,7 @@ class CapturedStep:
                 torch.cuda.reset_peak_memory_stats()
             return rehearsed.recorded(self.memory)
 
-    def best_beside(self, draws: Draws, turn: Turn) -> Beside:
+    def best_beside(self, draws: Draws, turn: StepContext) -> Beside:
         """Of as much side by side as can be, and less. Trying trains: see ``put_back``.
 
         The kernels of small networks gain by overlapping, those of large ones get in each other's way.
@@ -106,18 +106,18 @@ class CapturedStep:
                 log.info("%s: %.2f ms a step", what, 1e3 * seconds[beside])
         return min(seconds, key=seconds.__getitem__, default=BESIDE[-1])
 
-    def soonest(self, draws: Draws, turn: Turn) -> "Recording":
+    def soonest(self, draws: Draws, turn: StepContext) -> "Recording":
         """Recorded without trying anything: what runs once an epoch need not be fast."""
         with without_trials():
             with self.put_back():
                 rehearsed = self.rehearse(draws, turn, "networks")
             return rehearsed.recorded(self.memory)
 
-    def record(self, draws: Draws, turn: Turn, beside: Beside, *, until: str = PARTS[-1]) -> "Recording":
+    def record(self, draws: Draws, turn: StepContext, beside: Beside, *, until: str = PARTS[-1]) -> "Recording":
         """Its memory is its own, and free again when the recording is dropped. The rehearsal trains."""
         return self.rehearse(draws, turn, beside, until=until).recorded()
 
-    def rehearse(self, draws: Draws, turn: Turn, beside: Beside, *, until: str = PARTS[-1]) -> "Rehearsed":
+    def rehearse(self, draws: Draws, turn: StepContext, beside: Beside, *, until: str = PARTS[-1]) -> "Rehearsed":
         """The step, or only its beginning up to the end of a part. It trains: see ``put_back``."""
         functions = self.functions.for_batch_of(len(draws.indices))
         way = SideBySide(self.training, functions, self.lowered, beside, self.streams)
@@ -161,7 +161,7 @@ class SideBySide(PlainWay):
         self.apart = Apart() if beside == "weights" else None
         self.fused = fused_sgd(lowered, training) if lowered else None
 
-    def forward(self, images: Tensor, turn: Turn) -> Mapping[str, Tensor]:
+    def forward(self, images: Tensor, turn: StepContext) -> Mapping[str, Tensor]:
         if self.lowered and not self.fused:
             self.lowered.refresh()
         logits: dict[str, Tensor] = {}
@@ -197,7 +197,7 @@ class Rehearsed:
     training: Training
     way: SideBySide
     inputs: Draws
-    turn: Turn
+    turn: StepContext
     until: str
     """The part with which it ends."""
 

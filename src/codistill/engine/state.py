@@ -1,26 +1,26 @@
 """Everything that a training step reads and changes, and the sums it keeps on the device."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from codistill.cohort import Cohort
+from codistill.cohort import Cohort, Member
 from codistill.data.batches import Draws
 from codistill.data.device import OnDevice
 from codistill.data.images import ImageData
-from codistill.engine.cohorts import cohort_of
 from codistill.engine.health import Health, Limits
 from codistill.engine.optim import MovingAverage, build_optimizers, optimizer_tensors
 from codistill.engine.peers import ALONE, Peers
 from codistill.engine.runtime import Machine
 from codistill.recipes.schema import Recipe
-from codistill.runs.weights import load_weights
+from codistill.runs.weights import checkpoint_tensors, load_weights, tensors_of_network
 from codistill.transfer.objective import Loss, Objective
 
+LARGE_ENOUGH = 32  # pixels: every built-in family has a feature map left at its last stage
 SHARPENED = 3
 LONG = 10**16
 """Weights times images of a training: with the paper's recipes and heads 3·10^15 for WRN-28-10 twins on CIFAR, which
@@ -106,12 +106,11 @@ class Training:
             "tally": [("sums", self.tally.sums)],
         }
         held = self.peers.held
-        return {f"{group}/{name}": held(tensor) for group, members in groups.items() for name, tensor in members}
+        return {name: held(tensor) for name, tensor in checkpoint_tensors(groups).items()}
 
     def tensors_of(self, network: str) -> dict[str, Tensor]:
         """Those that are one network's own."""
-        prefixes = f"cohort/members.{network}.", f"optimizer/members.{network}.", f"average/{network}."
-        return {name: tensor for name, tensor in self.tensors().items() if name.startswith(prefixes)}
+        return tensors_of_network(network, self.tensors())
 
     @torch.no_grad()
     def restore(self, saved: Mapping[str, Tensor]) -> None:
@@ -137,9 +136,9 @@ class Training:
 
     def set_mode(self, *, learning: bool) -> None:
         """Training mode for the networks that learn; a frozen teacher always stays in evaluation mode."""
-        frozen = self.recipe.graph.frozen
+        learns = self.recipe.graph.learning_networks
         for name, member in self.cohort.members.items():
-            member.train(learning and name not in frozen)
+            member.train(learning and name in learns)
 
 
 def prepare_training(
@@ -163,11 +162,11 @@ def prepare_training(
         if name in here:
             load_weights(cohort.members[name].backbone, Path(file), name)
     for name, member in cohort.members.items():
-        member.requires_grad_(name not in graph.frozen)
+        member.requires_grad_(name in graph.learning_networks)
         member.backbone.recomputes = recipe.runtime.activation_checkpointing
     cohort.to(machine.device).to(memory_format=machine.memory_format)  # type: ignore[call-overload]
     objective = Objective(graph).to(machine.device)
-    learning = [name for name in recipe.networks if name not in graph.frozen]
+    learning = graph.learning_networks
     average = MovingAverage(cohort, [name for name in learning if name in here], recipe.ema) if recipe.ema else None
     peers.adopt(cohort, average)
     optimizers = build_optimizers(recipe, cohort, machine, peers.held)
@@ -190,3 +189,48 @@ def prepare_training(
     )
     training.set_mode(learning=True)
     return training
+
+
+def cohort_of(
+    recipe: Recipe,
+    num_classes: int,
+    in_channels: int,
+    *,
+    image_size: tuple[int, int] | None = None,
+    only: Collection[str] | None = None,
+) -> Cohort:
+    """All of its networks, or ``only`` some, as they are before they learn; on whatever device is current.
+
+    Where ``image_size`` (height, width) is given, images that a network cannot take are refused.
+    """
+    networks = {name: network for name, network in recipe.networks.items() if only is None or name in only}
+    cohort = Cohort(
+        networks,
+        num_classes=num_classes,
+        in_channels=in_channels,
+        image_size=image_size,
+        heads=recipe.heads.kind,
+        exits={name: recipe.graph.exits[name] for name in networks},
+        seed=recipe.seed,
+        batchnorm_init=recipe.batchnorm_init,
+    )
+    if image_size is not None and min(image_size) < LARGE_ENOUGH:
+        for name, network in networks.items():
+            _refuse_vanishing(cohort.members[name], f"networks.{name}={network}", (in_channels, *image_size))
+    return cohort
+
+
+@torch.no_grad()
+def _refuse_vanishing(member: Member, words: str, shape: tuple[int, int, int]) -> None:
+    """Images so small that nothing is left for a stage to pool: one is tried."""
+    member.eval()
+    try:
+        member(torch.zeros(1, *shape))
+    except RuntimeError as error:
+        _, height, width = shape
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"{words} cannot take images of {height}×{width} pixels ({reason}); take larger ones with data.image_size "
+            "and augment.crop, or another network"
+        ) from error
+    member.train()

@@ -16,9 +16,9 @@ from codistill.engine import trainer
 from codistill.engine.evaluate import evaluate
 from codistill.engine.optim import set_learning_rate
 from codistill.engine.runtime import prepare
+from codistill.engine.schedule import Position, TrainingSchedule
+from codistill.engine.state import Training, prepare_training
 from codistill.engine.step import choose_step
-from codistill.engine.timetable import Position, Timetable
-from codistill.engine.training import Training, prepare_training
 from codistill.recipes.schema import Recipe, Sgd, Steps
 from tiny import tiny_recipe
 
@@ -40,12 +40,12 @@ def started(recipe: Recipe) -> Training:
 
 
 def take_steps(training: Training, steps: int) -> None:
-    step, timetable = choose_step(training), Timetable.of(training.recipe, len(training.data.splits["train"]))
+    step, schedule = choose_step(training), TrainingSchedule.of(training.recipe, len(training.data.splits["train"]))
     for now in range(steps):
-        position = Position(*divmod(now, timetable.steps_per_epoch))
-        turn = timetable.turn(position)
-        set_learning_rate(training.optimizers.values(), training.recipe, turn)
-        step(trainer.draw_epoch(training, position.epoch).step(position.step), turn)
+        position = Position(*divmod(now, schedule.steps_per_epoch))
+        context = schedule.context(position)
+        set_learning_rate(training.optimizers.values(), training.recipe, context)
+        step(trainer.draw_epoch(training, position.epoch).step(position.step), context)
 
 
 @pytest.mark.usefixtures("in_float64")
@@ -128,9 +128,9 @@ def test_the_moving_average_is_the_recurrence_and_is_what_ships() -> None:
 
 
 def take_again(training: Training, step: int) -> None:
-    timetable = Timetable.of(training.recipe, len(training.data.splits["train"]))
-    position = Position(*divmod(step, timetable.steps_per_epoch))
-    choose_step(training)(trainer.draw_epoch(training, position.epoch).step(position.step), timetable.turn(position))
+    schedule = TrainingSchedule.of(training.recipe, len(training.data.splits["train"]))
+    position = Position(*divmod(step, schedule.steps_per_epoch))
+    choose_step(training)(trainer.draw_epoch(training, position.epoch).step(position.step), schedule.context(position))
 
 
 def test_recomputing_activations_changes_nothing() -> None:
@@ -164,7 +164,7 @@ def test_learning_rates_per_network_and_drops_at_the_papers_epochs() -> None:
         optimizer=Sgd(lr=0.1, weight_decay=5e-4, lr_of={"b": 0.02}, weight_decay_of={"a": 0.0}).model_dump(),
         schedule=Steps(milestones=(0.3, 0.6, 0.8), factor=0.2).model_dump(),
     )
-    training, timetable = started(recipe), Timetable.of(recipe, 50_000)
+    training, schedule = started(recipe), TrainingSchedule.of(recipe, 50_000)
     assert [o.param_groups[0]["weight_decay"] for o in training.optimizers.values()] == [0.0, 5e-4]
     for epoch, step, factor in [
         (0, 0, 1),
@@ -174,7 +174,7 @@ def test_learning_rates_per_network_and_drops_at_the_papers_epochs() -> None:
         (120, 0, 0.04),
         (160, 0, 0.008),
     ]:
-        set_learning_rate(training.optimizers.values(), recipe, timetable.turn(Position(epoch, step)))
+        set_learning_rate(training.optimizers.values(), recipe, schedule.context(Position(epoch, step)))
         rates = [optimizer.param_groups[0]["lr"] for optimizer in training.optimizers.values()]
         assert rates == pytest.approx([0.1 * factor, 0.02 * factor])
 
@@ -186,10 +186,10 @@ def test_the_authors_momentum_reset() -> None:
     )
     take_steps(training, 3)
     momentum = [slots["momentum_buffer"] for o in training.optimizers.values() for slots in o.state.values()]
-    timetable = Timetable.of(training.recipe, 70)
-    set_learning_rate(training.optimizers.values(), training.recipe, timetable.turn(Position(0, 2)))
+    schedule = TrainingSchedule.of(training.recipe, 70)
+    set_learning_rate(training.optimizers.values(), training.recipe, schedule.context(Position(0, 2)))
     assert all(buffer.any() for buffer in momentum)
-    set_learning_rate(training.optimizers.values(), training.recipe, timetable.turn(Position(1, 0)))
+    set_learning_rate(training.optimizers.values(), training.recipe, schedule.context(Position(1, 0)))
     assert not any(buffer.any() for buffer in momentum)
 
 
@@ -242,5 +242,5 @@ def test_a_training_is_long_by_its_weights_and_its_images(monkeypatch: pytest.Mo
     product = 3 * len(training.data.splits["train"]) * sum(weight.numel() for weight in training.cohort.parameters())
     assert not training.is_long
     for limit, is_long in {product: True, product + 1: False}.items():
-        monkeypatch.setattr("codistill.engine.training.LONG", limit)
+        monkeypatch.setattr("codistill.engine.state.LONG", limit)
         assert training.is_long is is_long

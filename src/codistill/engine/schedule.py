@@ -16,7 +16,7 @@ class Position:
 
 
 @dataclass(frozen=True)
-class Turn:
+class StepContext:
     """One step's place in the run."""
 
     progress: float
@@ -34,7 +34,7 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Timetable:
+class TrainingSchedule:
     epochs: int
     images: int
     """In one epoch."""
@@ -43,7 +43,7 @@ class Timetable:
     seed: int
 
     @classmethod
-    def of(cls, recipe: Recipe, images: int) -> "Timetable":
+    def of(cls, recipe: Recipe, images: int) -> "TrainingSchedule":
         return cls(recipe.length.epochs, images, recipe.batch_size, recipe.accumulate, recipe.seed)
 
     @property
@@ -69,12 +69,12 @@ class Timetable:
     def _images_in(self, first_step: int, last_step: int) -> int:
         return min((last_step + 1) * self.batch_size, self.images) - first_step * self.batch_size
 
-    def turn(self, position: Position) -> Turn:
+    def context(self, position: Position) -> StepContext:
         now = self.steps_taken(position)
         first_of_update = position.step - position.step % self.accumulate
         last_of_update = min(first_of_update + self.accumulate, self.steps_per_epoch) - 1
         images = self._images_in(position.step, position.step)
-        return Turn(
+        return StepContext(
             progress=now / self.steps,
             previous_progress=max(now - 1, 0) / self.steps,
             seed=derive(self.seed, "dropout", now),

@@ -1,0 +1,126 @@
+"""A run's ``result.json``: reading it, checking it, and its numbers by network and epoch. Imports no torch."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from codistill.recipes import parse
+from codistill.recipes.schema import Recipe
+from codistill.runs.files import RunError, read_json
+from codistill.runs.folder import MAX_BYTES, RunFolder
+
+RESULT_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Result:
+    """The recipe of a finished run and its errors in percent."""
+
+    recipe: Recipe
+    errors: Mapping[str, Mapping[str, float]]
+    """By network: the last epoch's ``top1_error`` and ``top5_error``, and ``best_epoch``, the smallest top-1 of all."""
+    curve: Mapping[int, Mapping[str, float]]
+    """Top-1 test error by epoch and network."""
+    environment: Mapping[str, Any]
+    elapsed_s: float
+
+    @property
+    def scale(self) -> float | None:
+        return self.recipe.length.scale
+
+    @property
+    def device(self) -> str:
+        return device_name(self.recipe, self.environment)
+
+    def mean_error(self, networks: Iterable[str]) -> float:
+        errors = [self.errors[name]["top1_error"] for name in networks]
+        return sum(errors) / len(errors)
+
+
+def device_name(recipe: Recipe, environment: Mapping[str, Any]) -> str:
+    """The name of the device that trains ``recipe`` in this environment: the first accelerator, or else the CPU."""
+    accelerators = environment.get("accelerators") or []
+    on_cpu = recipe.runtime.device == "cpu" or not accelerators
+    return str(environment.get("cpu") or "an unknown CPU") if on_cpu else str(accelerators[0])
+
+
+def read_finished(folder: RunFolder) -> dict[str, Any]:
+    """Read the content of a finished run's result.json; raises RunError if the run is missing or unfinished."""
+    folder.refuse_irregular()
+    if not folder.recipe.is_file():
+        raise folder.not_a_run()
+    if not folder.result.is_file():
+        raise RunError(
+            f"{folder.path} is not finished, so it has no result yet; finish it with: {folder.resume_command()}"
+        )
+    return read_result_content(folder.result)
+
+
+def read_result(path: Path, *, follow_links: bool = False) -> Result:
+    """Read and check a result.json; raises ValueError with the file's name if it is not one."""
+    return parse_result(read_result_content(path, follow_links=follow_links), path)
+
+
+def read_result_content(path: Path, *, follow_links: bool = False) -> dict[str, Any]:
+    """Read a result.json as it is, but for the order of the networks; only its format is checked."""
+    content = read_json(path, MAX_BYTES, follow_links=follow_links)
+    if not isinstance(content, dict) or content.get("format") != RESULT_FORMAT:
+        raise RunError(f"{path} is not a run's result in the format that this version reads ({RESULT_FORMAT})")
+    # Earlier versions sorted all keys of the file, those of the networks too.
+    return _in_recipe_order(content, path) if list(content) == sorted(content) else content
+
+
+def parse_result(content: Mapping[str, Any], path: Path) -> Result:
+    """Check the content of the result.json at ``path``; raises ValueError if something in it is missing or wrong."""
+    recipe = Recipe.check(content.get("recipe"), f"{path}: recipe")
+    try:
+        networks, epochs = content["networks"], content["epochs"]
+        return Result(
+            recipe=recipe,
+            errors={
+                name: {
+                    "top1_error": float(networks[name]["last"]["top1_error"]),
+                    "top5_error": float(networks[name]["last"]["top5_error"]),
+                    "best_epoch": float(networks[name]["best_epoch"]["top1_error"]),
+                }
+                for name in recipe.networks
+            },
+            curve={
+                record["epoch"]: {
+                    name: float(record["test"][f"{name}/final"]["top1_error"]) for name in recipe.networks
+                }
+                for record in epochs
+            },
+            environment=content["environment"],
+            elapsed_s=float(content["elapsed_s"]),
+        )
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{path} is not a run's result ({error!r})") from None
+
+
+def _in_recipe_order(content: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Put the recipe's networks into the order of the recipe.yaml in the same folder, or else kd's teacher first.
+
+    A damaged recipe is left unchanged: its own check reports what is wrong.
+    """
+    recipe = content.get("recipe")
+    if not isinstance(recipe, dict) or not isinstance(recipe.get("networks"), dict):
+        return content
+    networks = recipe["networks"]
+    order = [name for name in _first_networks(content, path) if name in networks]
+    return {**content, "recipe": {**recipe, "networks": {name: networks[name] for name in [*order, *networks]}}}
+
+
+def _first_networks(content: dict[str, Any], path: Path) -> list[str]:
+    recipe_file = RunFolder(path.parent).recipe
+    try:
+        if recipe_file.is_file():
+            return list(parse.load(recipe_file).networks)
+        if content["recipe"]["method"] != "kd":
+            return []
+        # A teacher is the source of every edge, and learns from no label.
+        sources = [edge.partition("->")[0] for edge in content["epochs"][-1]["terms"] if "->" in edge]
+        return [source.removesuffix("/final") for source in sources if source != "labels"]
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return []
