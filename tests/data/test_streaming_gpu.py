@@ -57,5 +57,5 @@ def test_batches_arrive_whole_while_the_device_is_busy_and_the_host_goes_on(phot
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert torch.equal(torch.cat(seen).cpu(), truth)
-    assert train_set.pixels.decoders.memory is not None
-    assert train_set.pixels.decoders.memory.tensor.is_pinned()
+    assert train_set.pixels.pool.memory is not None
+    assert train_set.pixels.pool.memory.tensor.is_pinned()

@@ -5,9 +5,8 @@ from collections.abc import Callable, Mapping
 from codistill import recipes
 from codistill.errors import unknown
 from codistill.networks.families import title
-from codistill.recipes import Recipe
-from codistill.studies import paper
-from codistill.studies.study import METHOD_LABELS, Study, StudyRow, cohort_title
+from codistill.recipes import Recipe, paper
+from codistill.studies.study import METHOD_LABELS, Study, StudyRow, cohort_title, paper_numbers
 
 THREE = ("independent", "dml", "dcm")
 THREE_CONTRASTS = (("DML", "independent"), ("DCM", "independent"), ("DCM", "DML"))
@@ -27,7 +26,7 @@ def method_rows(
             group or cohort_title(recipe),
             METHOD_LABELS[method],
             recipe.replace(method=method),
-            paper.numbers((cells or {}).get(method, ""), runs),
+            paper_numbers((cells or {}).get(method, ""), runs),
         )
         for method in methods
     )
@@ -89,7 +88,7 @@ def table3() -> Study:
             "WRN-28-10 & same",
             label,
             default if name == "table3/c2c3" else recipes.get(name),
-            paper.numbers(paper.TABLE_3[name]),
+            paper_numbers(paper.TABLE_3[name]),
         )
         for name, label in labels.items()
     )
@@ -108,7 +107,7 @@ def table3() -> Study:
 def table4() -> Study:
     kinds = {"apfc": "APFC", "narrow": "narrow", "paper": "default"}
     rows = tuple(
-        StudyRow(cohort_title(recipe := recipes.get(name)), kinds[recipe.heads.kind], recipe, paper.numbers(cell))
+        StudyRow(cohort_title(recipe := recipes.get(name)), kinds[recipe.heads.kind], recipe, paper_numbers(cell))
         for name, cell in paper.TABLE_4.items()
     )
     return Study(
@@ -121,7 +120,7 @@ def table4() -> Study:
 
 def table5() -> Study:
     rows = tuple(
-        StudyRow(cohort_title(recipe := recipes.get(name)), METHOD_LABELS[recipe.method], recipe, paper.numbers(cell))
+        StudyRow(cohort_title(recipe := recipes.get(name)), METHOD_LABELS[recipe.method], recipe, paper_numbers(cell))
         for name, cell in paper.TABLE_5.items()
     )
     return Study(
@@ -162,7 +161,7 @@ def table6() -> Study:
         cells = paper.TABLE_6[alone]
         label = title(pair.networks["a"])
         return tuple(
-            StudyRow(label, METHOD_LABELS[key], recipe, paper.numbers(cells[key])) for key, recipe in of.items()
+            StudyRow(label, METHOD_LABELS[key], recipe, paper_numbers(cells[key])) for key, recipe in of.items()
         )
 
     return Study(
@@ -188,7 +187,7 @@ def kd() -> Study:
     # The teacher is the WRN-28-10 trained alone with the same seed; planning fills in the path of its weights.
     student = pair.replace(method="kd", start={"a": "the weights of a finished run"})
     student_row = StudyRow(
-        alone.group, METHOD_LABELS["kd"], student, paper.numbers(paper.KD["kd"]), teachers={"a": (alone, "a")}
+        alone.group, METHOD_LABELS["kd"], student, paper_numbers(paper.KD["kd"]), teachers={"a": (alone, "a")}
     )
     return Study(
         name="kd",

@@ -8,8 +8,11 @@ from codistill.errors import unknown
 from codistill.networks.families import parse, title
 from codistill.recipes import Recipe, apply, difference
 from codistill.recipes.changes import key_of
+from codistill.recipes.paper import RUNS
 from codistill.runs.result import Result
 from codistill.studies.statistics import Summary
+
+_PRINTED = re.compile(r"(\d+\.\d+)(?:\((\d+\.\d+)\))?")
 
 PaperNumbers = Mapping[tuple[str, str], Summary]
 """By network and metric, as in ``{("a", "top1_error"): Summary(5, 18.72, 0.24)}``."""
@@ -194,3 +197,20 @@ def cohort_title(recipe: Recipe) -> str:
     """The networks as the paper writes a pair: ``WRN-28-10 & same``, ``WRN-28-10 & MobileNet``."""
     first, *others = recipe.networks.values()
     return " & ".join([title(first), *("same" if other == first else title(other) for other in others)])
+
+
+def paper_numbers(text: str, runs: int | None = RUNS) -> PaperNumbers:
+    """A cell of the paper's tables: a space between networks, a slash between top-1 and top-5, ``-`` for no number."""
+    return {
+        (network, metric): _printed_summary(number, runs)
+        for network, cell in zip("ab", text.split(), strict=False)
+        for metric, number in zip(("top1_error", "top5_error"), cell.split("/"), strict=False)
+        if number != "-"
+    }
+
+
+def _printed_summary(text: str, runs: int | None) -> Summary:
+    match = _PRINTED.fullmatch(text)
+    if match is None:
+        raise ValueError(f"not a number as the paper prints it: {text!r}; write 18.72 or 18.72(0.24)")
+    return Summary(runs, float(match[1]), float(match[2]) if match[2] else None)
