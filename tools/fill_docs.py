@@ -18,6 +18,7 @@ from statistics import mean
 from typing import Any
 
 import jinja2
+from recipe_keys import sections
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "results/README.md", "docs/*.md", "benchmarks/*.md")
@@ -141,7 +142,9 @@ def render(name: str) -> str:
         loader=loader, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False
     )
     environment.filters |= {"signed": signed, "clock": clock, "digits": lambda x, n: f"{x:.{n}f}"}
-    return environment.get_template(f"{name}.md").render(published=Published()).strip("\n") + "\n"
+    return (
+        environment.get_template(f"{name}.md").render(published=Published(), recipe_keys=sections()).strip("\n") + "\n"
+    )
 
 
 def filled(page: str) -> str:

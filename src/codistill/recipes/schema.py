@@ -89,19 +89,23 @@ class Settings(BaseModel):
 class Heads(Settings):
     """Which auxiliary classifiers the networks carry while they learn."""
 
-    kind: Literal["paper", "narrow", "apfc"] = "paper"
+    kind: Literal["paper", "narrow", "apfc"] = Field(
+        "paper", description="narrow: half the width; apfc: pool and classify"
+    )
     exits: tuple[str, ...] | None = Field(None, strict=False, description="exit names; null: the paper's two")
 
 
 class Data(Settings):
-    name: KnownDataSet
+    name: KnownDataSet = Field(description="a data set of `codistill list data`, or folder")
     folder: str | None = Field(None, description="the folder of the data; null: $CODISTILL_DATA or the user's cache")
     wrong_labels: Fraction = Field(0.0, description="share of the training labels replaced by wrong ones")
     validation: Fraction = Field(0.0, description="share of the training set held out")
     train_limit: Count | None = Field(
         None, description="number of training images to use, balanced over the classes; null: all"
     )
-    test_limit: Count | None = None
+    test_limit: Count | None = Field(
+        None, description="number of test images to use, the same for every seed; null: all"
+    )
     image_size: Count | None = Field(None, description="side to which images are resized; required for a folder")
     resize: Literal["stretch", "short_side"] = Field(
         "stretch", description="short_side: keeps proportions and cuts out the centre"
@@ -134,13 +138,15 @@ class Data(Settings):
 
 
 class Augment(Settings):
-    pad: Annotated[int, Field(ge=0)] = 4
+    pad: Annotated[int, Field(ge=0)] = Field(4, description="pixels added on every side before the random crop")
     crop: Count | None = Field(None, description="side of the random crop, the centre's at test; null: the image's own")
     random_resized_crop: Annotated[float, Field(ge=0, le=1)] = Field(
         0.0, description="smallest share of the image; 0: off"
     )
-    padding: Literal["zero", "reflect"] = "zero"
-    flip: bool = True
+    padding: Literal["zero", "reflect"] = Field(
+        "zero", description="what is padded with: black, or the mirrored border"
+    )
+    flip: bool = Field(True, description="mirror half of the images, left to right")
     mixup: NotNegative = Field(0.0, description="alpha of the Beta distribution; 0: off")
     cutmix: NotNegative = Field(0.0, description="alpha of the Beta distribution; 0: off")
     randaugment: Annotated[int, Field(ge=0, le=30)] = Field(0, description="magnitude of two random operations; 0: off")
@@ -179,7 +185,7 @@ class Augment(Settings):
 
 
 class Length(Settings):
-    epochs: Count
+    epochs: Count = Field(description="passes over the training set")
     paper_epochs: Count | None = Field(None, description="the full recipe's length; null: no paper to compare with")
 
     @property
@@ -192,29 +198,31 @@ class Optimizer(Settings):
     """Learning rate, weight decay and clipping of every network; ``lr_of`` and the like override them for some."""
 
     kind: str
-    lr: Positive
-    weight_decay: NotNegative
-    lr_of: dict[str, Positive] = {}
-    weight_decay_of: dict[str, NotNegative] = {}
+    lr: Positive = Field(description="learning rate before the schedule")
+    weight_decay: NotNegative = Field(description="of every weight, biases and batch norm included")
+    lr_of: dict[str, Positive] = Field({}, description="learning rates of single networks, as in b: 0.01")
+    weight_decay_of: dict[str, NotNegative] = Field({}, description="weight decay of single networks")
     clip_norm: Positive | None = Field(None, description="largest norm of each network's gradient; null: no limit")
-    clip_norm_of: dict[str, Positive] = {}
+    clip_norm_of: dict[str, Positive] = Field({}, description="clip_norm of single networks")
 
     def clip_norm_for(self, network: str) -> float | None:
         return self.clip_norm_of.get(network, self.clip_norm)
 
 
 class Sgd(Optimizer):
-    kind: Literal["sgd"] = "sgd"
-    momentum: Fraction = 0.9
-    nesterov: bool = False
-    reset_momentum_at_drops: bool = Field(False, description="as the authors' code does")
+    kind: Literal["sgd"] = Field("sgd", description="SGD with momentum")
+    momentum: Fraction = Field(0.9, description="decay of the momentum buffer")
+    nesterov: bool = Field(False, description="Nesterov momentum")
+    reset_momentum_at_drops: bool = Field(
+        False, description="zero momentum where the learning rate drops, as the authors do"
+    )
 
 
 class AdamW(Optimizer):
-    kind: Literal["adamw"] = "adamw"
-    beta1: Fraction = 0.9
-    beta2: Fraction = 0.999
-    eps: Positive = 1e-8
+    kind: Literal["adamw"] = Field("adamw", description="Adam with decoupled weight decay")
+    beta1: Fraction = Field(0.9, description="decay of the mean of gradients")
+    beta2: Fraction = Field(0.999, description="decay of the mean of squared gradients")
+    eps: Positive = Field(1e-8, description="added to the root of the mean of squares")
 
 
 class Schedule(Settings):
@@ -225,9 +233,9 @@ class Schedule(Settings):
 
 
 class Steps(Schedule):
-    kind: Literal["steps"] = "steps"
+    kind: Literal["steps"] = Field("steps", description="drop at milestones")
     milestones: tuple[Fraction, ...] = Field(strict=False, description="shares of the training after which it drops")
-    factor: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    factor: Annotated[float, Field(gt=0, lt=1)] = Field(0.1, description="what a drop multiplies the learning rate by")
 
     @field_validator("milestones")
     @classmethod
@@ -238,17 +246,17 @@ class Steps(Schedule):
 
 
 class Cosine(Schedule):
-    kind: Literal["cosine"] = "cosine"
+    kind: Literal["cosine"] = Field("cosine", description="half a cosine, down to 0")
 
 
 class Constant(Schedule):
-    kind: Literal["constant"] = "constant"
+    kind: Literal["constant"] = Field("constant", description="no change after the warm-up")
 
 
 class Evaluation(Settings):
-    every_epochs: Count = Field(1, description="the networks as they ship")
-    all_every_epochs: Count = Field(10, description="every auxiliary classifier and the ensemble too")
-    batch_size: Count = 1000
+    every_epochs: Count = Field(1, description="epochs between tests of the networks as they ship")
+    all_every_epochs: Count = Field(10, description="epochs between tests of all classifiers and the ensemble")
+    batch_size: Count = Field(1000, description="images per batch of a test; changes no result")
 
 
 class Checkpoints(Settings):
@@ -260,57 +268,63 @@ class Checkpoints(Settings):
 class Runtime(Settings):
     """How it is computed, not what: these may change the last bits and the speed, never the recipe."""
 
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="auto: a GPU if there is one")
     precision: Literal["fp32", "tf32", "bf16"] = Field(
-        "fp32", description="tf32: convolutions and matrix products, on CUDA"
+        "fp32", description="bf16: float32 master weights; tf32: convolutions and matrix products, on CUDA"
     )
-    compile: bool = Field(False, description="on CUDA our networks' own kernels, torch.compile for everything else")
+    compile: bool = Field(False, description="on CUDA: Triton kernels for built-in networks, torch.compile for others")
     capture: bool = Field(True, description="on CUDA, record the step as one graph and replay it")
-    deterministic: bool = False
-    activation_checkpointing: bool = False
+    deterministic: bool = Field(False, description="the same bits every time on a GPU too, at some cost")
+    activation_checkpointing: bool = Field(False, description="recompute activations in the backward pass: less memory")
     threads: Annotated[int, Field(ge=1, le=512)] | None = Field(None, description="CPU threads; null: torch's choice")
 
 
 class Processes(Settings):
-    """Of a training in several processes; in one alone they change nothing."""
+    """Settings that matter only with several processes."""
 
     sync_batchnorm: bool = Field(True, description="processes that share batches normalise over the whole batch")
     predictions: Literal["fresh", "one_step_old"] = Field(
-        "fresh", description="of networks in other processes; one_step_old: made with their weights of the last step"
+        "fresh", description="one_step_old: other processes' predictions come from their weights of the last step"
     )
     weights: Literal["replicated", "sharded"] = Field(
-        "replicated", description="sharded: processes that share batches keep a piece of every weight each (FSDP2)"
+        "replicated", description="sharded: processes that share batches each hold a shard of every weight (FSDP2)"
     )
 
 
 class Recipe(Settings):
-    name: Annotated[str, Field(min_length=1, max_length=100)] = "custom"
-    networks: Annotated[dict[MemberName, KnownNetwork], Field(min_length=1, max_length=MAX_NETWORKS)]
-    method: KnownMethod = "dcm"
+    name: Annotated[str, Field(min_length=1, max_length=100)] = Field("custom", description="for reports and tables")
+    networks: Annotated[dict[MemberName, KnownNetwork], Field(min_length=1, max_length=MAX_NETWORKS)] = Field(
+        description="what learns together, as in {a: wrn-28-4, b: timm:resnet18}"
+    )
+    method: KnownMethod = Field("dcm", description="who teaches whom; `codistill list methods`")
     weights: dict[str, NotNegative] = Field({}, description="the method's own settings: lam, alpha, beta, gamma, …")
     edges: dict[str, NotNegative] = Field({}, description="single edges reweighted, as in 'a/final->b/stage2': 0.5")
     temperature: Positive = Field(1.0, description="softens both sides of every edge; labels stay at 1")
     t_squared: bool = Field(False, description="multiply edges by the squared temperature")
     heads: Heads = Heads()
     start: dict[str, str] = Field({}, description="weight files that networks begin from; a frozen teacher needs one")
-    batchnorm_init: Literal["ones", "uniform"] = Field("ones", description="uniform: as the authors' code does")
+    batchnorm_init: Literal["ones", "uniform"] = Field(
+        "ones", description="initial scale of batch norm; uniform: as in the authors' code"
+    )
     data: Data
     augment: Augment = Augment()
     length: Length
-    batch_size: Count
+    batch_size: Count = Field(description="images per batch")
     accumulate: Count = Field(1, description="batches whose images are averaged in each update")
     optimizer: Annotated[Sgd | AdamW, Field(discriminator="kind")]
     schedule: Annotated[Steps | Cosine | Constant, Field(discriminator="kind")]
-    label_smoothing: Fraction = 0.0
+    label_smoothing: Fraction = Field(0.0, description="share of the label spread over all classes")
     ema: Fraction = Field(0.0, description="decay of the weights' moving average, which then ships; 0: off")
     sick: Literal["skip", "rollback", "freeze", "stop"] = Field(
-        "skip", description="after an update without a network whose logits or gradient are not finite"
+        "skip", description="what happens to a network after a non-finite update, which is always skipped"
     )
     evaluation: Evaluation = Evaluation()
     checkpoints: Checkpoints = Checkpoints()
     runtime: Runtime = Runtime()
     processes: Processes = Processes()
-    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = Field(
+        0, description="of initial weights, data order, augmentation, dropout"
+    )
 
     def replace(self, **changes: Any) -> Self:
         """The same recipe with some fields changed, validated again: ``recipe.replace(method="dml")``."""
