@@ -44,21 +44,5 @@ def test_nothing_is_said_to_be_on_pypi() -> None:
         assert found == [], text
 
 
-RESULTS = " ".join((ROOT / "benchmarks" / "RESULTS.md").read_text().split())
-
-
-def numbers(text: str) -> list[float]:
-    return [float(number.replace(",", "")) for number in re.findall(r"\d[\d,]*\d", text)]
-
-
-def rows_of(twins: str) -> list[tuple[float, float]]:
-    """Images/s of codistill and of the plain loop, from both tables; the newest first."""
-    found = re.findall(rf"\| {twins}\b[^|]* \| ([\d,]+) \| ([\d,]+) \| [\d.]+ \|", RESULTS)
-    return [(numbers(ours)[0], numbers(plain)[0]) for ours, plain in found]
-
-
-def test_the_page_on_speed_has_the_ratios_of_the_table() -> None:
-    ratios = [ours / plain for twins in ("WRN-28-10", "ResNet-110") for ours, plain in rows_of(twins)[:1]]
-    page = (ROOT / "docs" / "speed.md").read_text()
-    assert f"{ratios[0]:.0f} to {ratios[1]:.0f} times as fast" in page
-    assert f"{LONG:.0e}".replace("1e+", "10^") in page
+def test_the_page_on_speed_says_which_trainings_are_long() -> None:
+    assert f"{LONG:.0e}".replace("1e+", "10^") in (ROOT / "docs" / "speed.md").read_text()
