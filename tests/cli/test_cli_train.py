@@ -173,7 +173,7 @@ def test_before_the_first_step_a_signal_ends_it_at_once(
     """While data are read, a folder is looked at, or something compiles."""
     went_on: list[bool] = []
 
-    def read_slowly(**_: object) -> None:
+    def read_slowly(*_: object, **__: object) -> None:
         os.kill(os.getpid(), number)
         went_on.append(True)
         raise ValueError("nobody stopped me")

@@ -61,7 +61,7 @@ def relabelled(data: ImageData) -> ImageData:
     from codistill.engine.checks import prepare_own_images
 
     labels = (data.train.labels + 1) % data.num_classes
-    return prepare_own_images(replace(data, train=data.train.relabelled(labels)), recipe_of(2))
+    return prepare_own_images(replace(data, train=data.train.with_labels(labels)), recipe_of(2))
 
 
 def disagree(world: Any, notes: Path) -> None:

@@ -86,7 +86,7 @@ def test_what_has_another_shape_or_type_gets_memory_of_its_own() -> None:
     assert after.tensors["c"] is before.tensors["c"]
 
 
-def test_what_went_wrong_is_updated_at_the_next_save(tmp_path: Path) -> None:
+def test_a_failed_save_is_reported_at_the_next_one(tmp_path: Path) -> None:
     saver, store = Saver(), Store(tmp_path / "gone" / "checkpoints")
     saver.save(store, 1, *content(1))
     with pytest.raises(RunError, match="cannot save"):

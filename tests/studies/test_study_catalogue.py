@@ -13,11 +13,11 @@ from typer.main import get_command
 from codistill import recipes
 from codistill.cli.app import app
 from codistill.networks.families import title
-from codistill.studies import catalogue, paper
+from codistill.studies import catalogue
 from codistill.studies.catalogue import method_rows
 from codistill.studies.plan import run_name
 from codistill.studies.statistics import Summary
-from codistill.studies.study import Study, StudyRow, slug
+from codistill.studies.study import Study, StudyRow, paper_numbers, slug
 from codistill.transfer import methods
 
 
@@ -44,18 +44,18 @@ def test_every_number_of_the_paper_stands_beside_a_row() -> None:
 
 
 def test_numbers_are_read_as_the_paper_prints_them() -> None:
-    assert paper.numbers("17.89(0.26) 17.95(0.07)") == {
+    assert paper_numbers("17.89(0.26) 17.95(0.07)") == {
         ("a", "top1_error"): Summary(5, 17.89, 0.26),
         ("b", "top1_error"): Summary(5, 17.95, 0.07),
     }
-    assert paper.numbers("- 26.66") == {("b", "top1_error"): Summary(5, 26.66, None)}
-    assert paper.numbers("29.13/9.89", runs=None) == {
+    assert paper_numbers("- 26.66") == {("b", "top1_error"): Summary(5, 26.66, None)}
+    assert paper_numbers("29.13/9.89", runs=None) == {
         ("a", "top1_error"): Summary(None, 29.13, None),
         ("a", "top5_error"): Summary(None, 9.89, None),
     }
-    assert paper.numbers("") == {}
+    assert paper_numbers("") == {}
     with pytest.raises(ValueError, match=r"18\.72\(0\.24\)"):
-        paper.numbers("about 18")
+        paper_numbers("about 18")
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,8 @@ def describe(name: str, folder: Path | None, *, download: bool, image_size: int,
     from codistill.data.images import Images
     from codistill.data.load import load
 
+    if name not in DATASETS:
+        raise unknown("data set", name, DATASETS)
     if download:
         fetch(name, folder)
     if name == "folder":
