@@ -27,6 +27,6 @@ def shared_count() -> "Synchronized[int]":
 def in_new_process(function: Callable[..., None], *arguments: Any) -> int:
     """Run a function of an importable module to its end in a process of its own; its exit code."""
     process = started_process(function, *arguments)
-    process.join(timeout=120)
-    assert process.exitcode is not None, f"{function.__name__} did not end within 120 s"
+    process.join(timeout=300)
+    assert process.exitcode is not None, f"{function.__name__} did not end within 300 s"
     return process.exitcode

@@ -18,7 +18,7 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["codistill.distributed.trainer"])
 
 NETWORKS = {"a": "wrn-10-1-dropout-0.3", "b": "resnet-8", "c": "wrn-10-1-dropout-0.2", "d": "densenet-10-4"}
-ENDS_WITHIN_S = 120
+ENDS_WITHIN_S = 300
 
 
 def recipe_of(networks: int, **changes: Any) -> Recipe:

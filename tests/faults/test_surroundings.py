@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -39,14 +40,18 @@ def test_the_newest_checkpoint_is_so_by_its_step_and_not_by_the_clock(tmp_path: 
 
 
 def test_two_processes_on_one_run(tmp_path: Path) -> None:
-    """The second is told who writes, touches nothing, and the first ends as if nobody had come."""
+    """The second is refused with the first's process ID and touches nothing; the first ends undisturbed."""
     out = tmp_path / "run"
     first = started_process(run_to_the_end, tiny_recipe(), out)
     while not (out / "journal.jsonl").exists():
         assert first.is_alive()
         time.sleep(0.005)
-    with pytest.raises(RunError, match=rf"another process \(pid {first.pid}\) is writing this run"):
-        list(trainer.train(tiny_recipe(), out))
+    os.kill(first.pid, signal.SIGSTOP)  # or it might finish before the second process tries
+    try:
+        with pytest.raises(RunError, match=rf"another process \(pid {first.pid}\) is writing this run"):
+            list(trainer.train(tiny_recipe(), out))
+    finally:
+        os.kill(first.pid, signal.SIGCONT)
     first.join(timeout=120)
     assert first.exitcode == 0
     assert in_new_process(run_to_the_end, tiny_recipe(), tmp_path / "alone") == 0
