@@ -19,7 +19,7 @@ from codistill.ops._norm_triton import (
 )
 
 SIZES = ["pitch", "out_pitch", "width", "total", "rows", "height", "across"]
-"""For all of which one compiled kernel will do; ``across`` is how many pixels lie side by side."""
+"""Arguments that are not specialised, so that one compiled kernel serves all sizes; ``across`` is the width."""
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -28,12 +28,12 @@ def convolve(
     COUT: tl.constexpr, BACKWARD: tl.constexpr, UNIT: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
     BN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The convolution of x, and the moments of what it gives, where there is room for them.
+    """The convolution of x and, if ``moments`` is given, its per-channel statistics.
 
-    BACKWARD is from the gradient of its output to that of its input: CIN and COUT are those of this way, the weight is
-    the same. Without CIN there are as many channels as the pitch says: one compiled kernel will do for any number. A
-    program knows mean and squared deviations of the rows that it computed, and the last one puts them together: nobody
-    reads the result again for them, and a large mean is no loss of digits.
+    BACKWARD maps the gradient of the output to that of the input: CIN and COUT are swapped, the weight is the same.
+    CIN=None takes the channel count from the row stride, so that one compilation serves all. Each program keeps mean
+    and squared deviations of its rows (Welford), and the last one merges them: the output is not read again, and a
+    large mean costs no digits.
     """
     channels = tl.arange(0, BN)
     there = channels < COUT
@@ -237,7 +237,7 @@ def products_of_few(
 
 @triton.jit
 def is_last_piece(parts, tickets, piece, BI: tl.constexpr, BO: tl.constexpr):
-    """Store the sums over own pixels; whether everybody else of this column has."""
+    """Write this program's partial sums; True for the last program of the column."""
     own = parts + (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)) * (BI * BO)
     tl.store(own + tl.arange(0, BI)[:, None] * BO + tl.arange(0, BO)[None, :], piece)
     return has_last_ticket(tickets)
@@ -245,7 +245,7 @@ def is_last_piece(parts, tickets, piece, BI: tl.constexpr, BO: tl.constexpr):
 
 @triton.jit
 def sum_of_pieces(parts, BI: tl.constexpr, BO: tl.constexpr, BP: tl.constexpr):
-    """What the programs of this column stored, number by number, in a fixed order."""
+    """The sum of the column's partial sums, in a fixed order."""
     number = tl.arange(0, BI * BO)
     column = parts + tl.program_id(0) * tl.num_programs(1) * (BI * BO)
     sums = tl.zeros((BI * BO,), tl.float32)

@@ -18,7 +18,7 @@ from codistill.ops._norm_triton import own_tile
 
 P: tl.constexpr = tl.constexpr(5 / 8)
 Q: tl.constexpr = tl.constexpr(3 / 2)
-"""Of multiples of 1/32 and 1/16, among those with the least rounding error, for random maps and for constant ones."""
+"""Interpolation points: the best of a grid of 1/32 and 1/16 steps in rounding error, for random and constant maps."""
 P2: tl.constexpr = tl.constexpr(25 / 64)
 Q2: tl.constexpr = tl.constexpr(9 / 4)
 AT_0: tl.constexpr = tl.constexpr(1 / (25 / 64 * 9 / 4))
@@ -29,7 +29,7 @@ TAPS_SCALE: tl.constexpr = tl.constexpr(16.0)
 """Taps are multiplied by it, and what was multiplied by them divided: small weights keep their digits in float16."""
 
 SIZES = ["rows", "height", "across", "images", "parts"]
-"""For all of which one compiled kernel will do."""
+"""Arguments that are not specialised, so that one compiled kernel serves all sizes."""
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -89,7 +89,7 @@ def places_of_squares(
     gradient, out, largest, images, parts, rows, height, across, width, BM: tl.constexpr, BC: tl.constexpr,
     BP: tl.constexpr, BL: tl.constexpr,
 ):  # fmt: skip
-    """The products' gradients, of the outputs'."""
+    """Transform of the output gradient, by the transpose of the output transform."""
     square, channels, there = own_numbers(rows, width, BM, BC)
     image, line, column = corner(square, height, across)
     factor = power_of_two(image_exponent(largest, image, images, parts, BP))[:, None]
@@ -108,7 +108,7 @@ def pixels_of_places(
     products, out, largest, images, parts, rows, height, across, width, BM: tl.constexpr, BC: tl.constexpr,
     BP: tl.constexpr, BL: tl.constexpr,
 ):  # fmt: skip
-    """The input's gradient, of the patches' places': a square's outermost pixels are in its neighbours' patches too."""
+    """The input gradient, by the transpose of the input transform; border pixels also get their neighbours' parts."""
     square, channels, there = own_numbers(rows, width, BM, BC)
     image, line, column = corner(square, height, across)
     above, below = there & (line > 0)[:, None], there & (line + 4 < height)[:, None]
@@ -133,7 +133,7 @@ def taps_of_places(
     products, out, largest, images, parts, rows, width, BM: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr,
     BL: tl.constexpr,
 ):  # fmt: skip
-    """The taps' gradient, of that of their places."""
+    """The filter gradient, by the transpose of the filter transform."""
     row, channels, there = own_numbers(rows, width, BM, BC)
     lines = ()
     for place in tl.static_range(6):
@@ -159,7 +159,7 @@ def find_largest(x, largest, numbers, BN: tl.constexpr, STAGES: tl.constexpr):
 
 @triton.jit
 def image_exponent(largest, image, images, parts, BP: tl.constexpr):
-    """``exponent`` of each of some images."""
+    """``exponent`` of each image in ``image``."""
     part = tl.arange(0, BP)
     there = (image < images)[:, None] & (part < parts)[None, :]
     return exponent(tl.max(tl.load(largest + image[:, None] * parts + part[None, :], mask=there, other=0.0), axis=1))
@@ -173,7 +173,7 @@ def batch_exponent(largest, number_of_parts, BL: tl.constexpr):
 
 @triton.jit
 def exponent(largest):
-    """Biased as float32 has it, of the power of two that brings this to about 1/16, as far as there is one.
+    """The biased float32 exponent of the power of two that scales ``largest`` to about 1/16, within range.
 
     Sums over all squares then have room above, and what is a thousandth of the largest has its digits below.
     """
@@ -261,7 +261,7 @@ def column_of(lines, place: tl.constexpr):
 
 @triton.jit
 def keep_places(out, values, place: tl.constexpr, row, channels, there, rows, width):
-    """A column of them."""
+    """Stores one column of the 6×6 positions."""
     for line in tl.static_range(6):
         tl.store(place_at(out, 6 * line + place, row, channels, rows, width), values[line], mask=there)
 
@@ -307,7 +307,7 @@ def corner(square, height, across):
 
 @triton.jit
 def own_numbers(rows, width, BM: tl.constexpr, BC: tl.constexpr):
-    """The rows and channels of a tile, and which of its numbers there are."""
+    """Row and channel offsets of a block, and its bounds mask."""
     first, channels = own_tile(width, BM, BC)
     row = first + tl.arange(0, BM)
     return row, channels, (row < rows)[:, None] & (channels < width)[None, :]

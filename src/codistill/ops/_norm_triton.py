@@ -11,7 +11,7 @@ import triton.language as tl
 
 SHIFT_PIXELS: tl.constexpr = tl.constexpr(16)
 SIZES = ["pitch", "out_pitch", "gradient_pitch", "source_pitch", "total", "rows", "source_rows"]
-"""For all of which one compiled kernel will do."""
+"""Arguments that are not specialised, so that one compiled kernel serves all sizes."""
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -146,14 +146,14 @@ def own_channels(width, BC: tl.constexpr):
 
 @triton.jit
 def own_tile(width, BM: tl.constexpr, BC: tl.constexpr):
-    """First row and channels. Tiles are counted along one axis: CUDA's others end at 65,535."""
+    """First row and channel offsets of the tile. Tiles use grid axis 0 only: the others end at 65,535."""
     columns = tl.cdiv(width, BC)
     return tl.program_id(0) // columns * BM, tl.program_id(0) % columns * BC + tl.arange(0, BC)
 
 
 @triton.jit
 def tile(start, rows, pitch, channels, width, BM: tl.constexpr):
-    """Where its numbers lie, and which of them there are."""
+    """Offsets of a [BM, BC] tile and its bounds mask."""
     own_rows = start + tl.arange(0, BM)
     return own_rows[:, None] * pitch + channels[None, :], (own_rows < rows)[:, None] & (channels < width)[None, :]
 
@@ -190,7 +190,7 @@ def move(running, value, momentum, there):
 
 @triton.jit
 def is_last(parts, tickets, first, second, channels, there, width):
-    """Store the sums over own rows; whether everybody else has. Then the tickets are as they were."""
+    """Write this program's partial sums; True for the last program of the column, which resets the semaphore."""
     own = parts + tl.program_id(1) * 2 * width + channels
     tl.store(own, first, mask=there)
     tl.store(own + width, second, mask=there)
@@ -199,7 +199,7 @@ def is_last(parts, tickets, first, second, channels, there, width):
 
 @triton.jit
 def has_last_ticket(tickets):
-    """Whether all other programs of this column have stored theirs."""
+    """Whether this is the last program of its column; it resets the semaphore."""
     tl.debug_barrier()  # all of this program has stored, before it takes its ticket
     ticket = tickets + tl.program_id(0)
     last = tl.atomic_add(ticket, 1, sem="acq_rel") == tl.num_programs(1) - 1
@@ -210,7 +210,7 @@ def has_last_ticket(tickets):
 
 @triton.jit
 def totals(parts, channels, width, BM: tl.constexpr, BC: tl.constexpr):
-    """What the programs stored, in a fixed order; not from a cache that others do not write to."""
+    """The sum of the partial sums in a fixed order, read with .cg: L1 is not coherent between SMs."""
     first, second = tl.zeros((BM, BC), tl.float32), tl.zeros((BM, BC), tl.float32)
     for start in range(0, tl.num_programs(1), BM):
         at, here = tile(start, tl.num_programs(1), 2 * width, channels, width, BM)

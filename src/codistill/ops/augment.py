@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 PIXELS = 256
-"""Of an image, for each program of the kernel."""
+"""Pixels per program."""
 
 
 @triton.jit
@@ -46,7 +46,7 @@ def crop_and_normalise(
 
 @triton.jit
 def reflected(coordinate, length):
-    """At both ends, the border itself not repeated; clamped where one reflection is too few."""
+    """The coordinate mirrored at both ends without repeating the border; clamped if one reflection is not enough."""
     coordinate = length - 1 - tl.abs(length - 1 - tl.abs(coordinate))
     return tl.minimum(tl.maximum(coordinate, 0), length - 1)
 

@@ -1,4 +1,4 @@
-"""3×3 convolutions of few channels by kernels of our own, with the moments that a normalisation wants next.
+"""3×3 convolutions of few channels, with the statistics that the next batch norm needs.
 
 Where images are few and small, a step's time is that of a chain of kernels, and the library's are made for more work:
 on an H200, 64 images of 32×32 with 16 channels take it 11 µs forward, 16 and 28 backward.
@@ -17,19 +17,19 @@ from codistill.ops.dispatch import Apart, convolution_gradients, weight_gradient
 from codistill.ops.norm import STAGES, UNIT, WARPS, channels_last, processors, tickets
 
 TILE = 4096
-"""Numbers that a program computes at once: 256 pixels of 16 channels, 64 of 64."""
+"""Output elements per tile: 256 pixels of 16 channels, 64 of 64."""
 PIXELS = 128
-"""Of which a program has the gradients in hand at once, for the sums over all pixels; of float32 half as many."""
+"""Pixels per iteration of the weight-gradient kernel (bf16; half as many for float32)."""
 CHANNELS = 64
-"""Of which a program has pixels in hand at once, where many become few."""
+"""Input channels per tile of the weight-gradient kernel for few outputs."""
 SUMS_AT_ONCE = 16384
-"""Numbers that the last program has in hand when it adds up what the others stored."""
+"""Elements per iteration of the last program, which adds the partial sums."""
 FEW = 32
-"""Up to so many channels the weight's gradient is ours too; the library's keeps up from 64 on."""
+"""Largest number of channels with a Triton weight gradient; from 64 on cuDNN's is as fast."""
 
 
 class SmallConvolution(torch.autograd.Function):
-    """The convolution, and the moments of its channels, if there is an ``eps`` for them."""
+    """The convolution, and its per-channel statistics if ``eps`` is given."""
 
     @staticmethod
     def forward(
@@ -57,7 +57,7 @@ class SmallConvolution(torch.autograd.Function):
 def convolved(
     x: Tensor, weight: Tensor, eps: float | None = None, *, backward: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """The convolution of x, and its moments if there is an ``eps``; backward, x is the gradient of its output."""
+    """The convolution of x and, with ``eps``, its statistics; with ``backward``, x is the gradient of the output."""
     batch, of_source, height, across = x.shape
     of_out, rows = weight.shape[1 if backward else 0], x.numel() // of_source
     out = x.new_empty(batch, height, across, of_out).permute(0, 3, 1, 2)
@@ -97,7 +97,7 @@ def gradient_of_weight(gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
 
 
 def gradient_of_few(gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """Of a weight that makes few channels of many. ``gradient`` and ``x`` may have more of them than it, all zeros."""
+    """The gradient of a weight with few outputs. ``gradient`` and ``x`` may be padded with channels of zeros."""
     of_out, width, *_ = weight.shape
     of_gradient, of_source = gradient.shape[1], x.shape[1]
     rows, at_once, unit = x.numel() // of_source, pixels_at_once(x), math.gcd(UNIT, of_source)
@@ -119,10 +119,10 @@ def pixels_at_once(x: Tensor) -> int:
 
 
 def power_of_two(number: int) -> int:
-    """The smallest that is no smaller."""
+    """The smallest power of two ≥ ``number``."""
     return 1 << (number - 1).bit_length()
 
 
 def precision(x: Tensor) -> str:
-    """Of products, which torch chooses for convolutions in float32; those of bfloat16 are exact."""
+    """``tl.dot`` input precision: TF32 if cuDNN is allowed it, else IEEE."""
     return "tf32" if x.dtype is torch.float32 and torch.backends.cudnn.allow_tf32 else "ieee"

@@ -31,13 +31,13 @@ from codistill.ops.dispatch import Apart, weight_gradient
 from codistill.ops.norm import STAGES, channels_last, processors
 
 PLACES, PIXELS = 36, 16
-"""Of a square."""
+"""Elements of a tile in the Winograd domain (6×6) and of its output (4×4)."""
 PRECISION = torch.float16
-"""Of what is multiplied, and of the products."""
+"""dtype of the transformed operands and of their products."""
 ROWS, CHANNELS, WARPS = 2, 64, 2
-"""Squares and their channels that a program has in hand at once, and who share them."""
+"""Tiles and channels per program of the transforms, and its warps."""
 NUMBERS, MANY_WARPS = 4096, 4
-"""That a program has in hand at once while it looks for the largest, and who share them."""
+"""Elements per iteration of the absmax kernel, and its warps."""
 MANY_SQUARES = 1024
 """Sums over more of them are kept in float32. Where the gradient is the same everywhere, those over 16,384 leave
 float16's range; and weights are the larger the fewer squares there are, so that twice the bytes cost most there."""
@@ -78,7 +78,7 @@ def gradient_of_weight(of_products: Tensor, x: Tensor, weight: Tensor, largest: 
 
 
 def product(places: Tensor, others: Tensor, precision: torch.dtype | None = None) -> Tensor:
-    """The product of two matrices for every place, by default in their own precision; summed up in float32."""
+    """The batched matrix product over the 36 positions, accumulated in float32; ``precision`` is that of the result."""
     with torch.autocast(places.device.type, enabled=False), float32_sums():
         if precision in (None, places.dtype):
             return torch.bmm(places, others)
@@ -87,7 +87,7 @@ def product(places: Tensor, others: Tensor, precision: torch.dtype | None = None
 
 @contextmanager
 def float32_sums() -> Iterator[None]:
-    """Inside, the library does not add up parts of a float16 product in float16, which torch allows by default."""
+    """Forbids cuBLAS to reduce partial float16 products in float16, which torch allows by default."""
     matmul = torch.backends.cuda.matmul
     before = matmul.allow_fp16_reduced_precision_reduction
     matmul.allow_fp16_reduced_precision_reduction = False
@@ -98,14 +98,14 @@ def float32_sums() -> Iterator[None]:
 
 
 def of_weight(weight: Tensor) -> Tensor:
-    """By place, channel after the convolution and channel before it."""
+    """The filter transform: [36, out channels, in channels]."""
     places = weight.new_empty(PLACES, *weight.shape[:2], dtype=PRECISION)
     launch(places_of_taps, weight, places, None, places)
     return places
 
 
 def of_map(kernel: Any, x: Tensor, largest: Tensor | None = None) -> Tensor:
-    """By place, square and channel."""
+    """The transform of a feature map: [36, tiles, channels]."""
     width, *sides = x.shape[1:]
     places = x.new_empty(PLACES, x.numel() // width // PIXELS, width, dtype=PRECISION)
     launch(kernel, x, places, largest, places, *sides)
@@ -113,7 +113,7 @@ def of_map(kernel: Any, x: Tensor, largest: Tensor | None = None) -> Tensor:
 
 
 def to_map(kernel: Any, places: Tensor, like: Tensor, largest: Tensor | None = None) -> Tensor:
-    """A feature map of as many pixels."""
+    """The inverse transform to a feature map with the batch and size of ``like``."""
     images, _, *sides = like.shape
     out = like.new_empty(images, *sides, places.shape[2]).permute(0, 3, 1, 2)
     launch(kernel, places, out, largest, places, *sides)
@@ -121,7 +121,7 @@ def to_map(kernel: Any, places: Tensor, like: Tensor, largest: Tensor | None = N
 
 
 def launch(kernel: Any, source: Tensor, out: Tensor, largest: Tensor | None, places: Tensor, *sides: int) -> None:
-    """A program for every tile of the matrix of one place, which it cuts from all 36."""
+    """Launches a transform; each program handles one block of rows and channels of all 36 positions."""
     rows, width = places.shape[1:]
     told: tuple[Tensor | int | None, ...] = ()
     more: Mapping[str, int] = {}
@@ -134,7 +134,7 @@ def launch(kernel: Any, source: Tensor, out: Tensor, largest: Tensor | None, pla
 
 
 def largest_of(x: Tensor) -> Tensor:
-    """The largest magnitude in each of some parts of every image."""
+    """max|x| over each of some parts of every image: [images, parts]."""
     images, numbers = len(x), x.numel() // len(x)
     parts = min(math.ceil(2 * processors(x.device) / images), math.ceil(numbers / NUMBERS))
     out = x.new_empty(images, parts, dtype=torch.float32)

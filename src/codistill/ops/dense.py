@@ -25,17 +25,17 @@ from codistill.ops.dispatch import Apart, convolution_gradients, weight_gradient
 from codistill.ops.norm import STAGES, WARPS, Shape, tickets
 
 ALIGNED = 16
-"""Channels of what a convolution reads and writes are a multiple of this, where the feature map has as many."""
+"""Channels are padded to a multiple of this, as far as the feature map has room."""
 PADDING = 1, 1
 FEW_CHANNELS = 16
-"""Up to so many to be written our convolution is faster than the library's and the writing: from 96 channels of 32×32
+"""Largest number of outputs for which the Triton convolution beats cuDNN and the copy: from 96 channels of 32×32
 it takes 25 instead of 36 µs, from 180 of 16×16 17 instead of 18, from 324 of 8×8 14 instead of 15."""
 FEWEST_ROWS = 32
-"""Of a tile: with fewer pixels to a program than processors could share, all of them have some."""
+"""Smallest tile height; keeps every SM busy on small maps."""
 AT_ONCE, IN_HAND = 64, 8192
-"""Bytes of a pixel that a program reads at once; of few pixels as many as make up the second."""
+"""Bytes of a pixel that a program loads at once; with few pixels, as many as fill the second."""
 RELU = 0.0, None
-"""What its values are kept between."""
+"""(min, max) of the activation."""
 
 
 def aligned(channels: int) -> int:
@@ -47,7 +47,7 @@ def copy_columns(
     source, source_pitch, source_rows, source_columns, out, rows, pitch, UNIT: tl.constexpr, BM: tl.constexpr,
     BC: tl.constexpr,
 ):  # fmt: skip
-    """Rows of another length: cut off, or filled up with zeros."""
+    """Copies rows to another row stride: truncated, or padded with zeros."""
     row, channels = own_tile(pitch * UNIT, BM, BC)
     at, here = tile(row, source_rows, source_pitch * UNIT, channels, source_columns, BM)
     value = tl.load(source + at, mask=here, other=0.0)
@@ -68,19 +68,19 @@ def copied(source: Tensor, out: Tensor, *, first: int = 0, count: int | None = N
 
 
 def in_rows(x: Tensor) -> Tensor:
-    """What lies in memory with the channels last, as numbers one after the other."""
+    """A channels-last tensor as one contiguous vector."""
     return x.permute(0, 2, 3, 1).reshape(-1)
 
 
 def room(like: Tensor, batch: int, channels: int, dtype: torch.dtype | None = None) -> Tensor:
-    """For feature maps or weights of the same height and width, with the channels last in memory."""
+    """An empty channels-last tensor with the same height and width and another number of channels."""
     height, width = like.shape[2:]
     return like.new_empty(batch, height, width, channels, dtype=dtype).permute(0, 3, 1, 2)
 
 
 @dataclass(frozen=True)
 class LayerState:
-    """What a layer has beside what it learns."""
+    """A layer's running statistics and momentum."""
 
     running_mean: Tensor
     running_var: Tensor
@@ -88,7 +88,7 @@ class LayerState:
 
 
 class DenseBlock(torch.autograd.Function):
-    """x, and after it what each layer makes of all channels before: conv(relu(norm(…))).
+    """x, followed by each layer's conv(relu(norm(…))) of all channels before it.
 
     ``learned`` are a layer's norm weight, norm bias and convolution weight, layer after layer.
     """
@@ -152,7 +152,7 @@ class DenseBlock(torch.autograd.Function):
 
 
 def write(x: Tensor, width: int, features: Tensor, moments: Tensor, first: int, eps: float) -> None:
-    """``width`` channels of ``x`` to the place of the ``first``."""
+    """Copies ``width`` channels of ``x`` to channel ``first`` on, with their statistics."""
     total = features.shape[1]
     shape = Shape.of(x, total, channels=width)
     parts = moments.new_empty(shape.parts, 2, width)
@@ -166,7 +166,7 @@ def write(x: Tensor, width: int, features: Tensor, moments: Tensor, first: int, 
 def convolve_into(
     x: Tensor, kernel: Tensor, width: int, features: Tensor, moments: Tensor, first: int, eps: float
 ) -> None:
-    """``width`` channels of the convolution of ``x`` to the place of the ``first``."""
+    """Writes ``width`` channels of the convolution of ``x`` to channel ``first`` on, with their statistics."""
     total = features.shape[1]
     shape, tile_channels = Shape.of(x, total), max(FEW_CHANNELS, power_of_two(width))
     for_all_processors = power_of_two(math.ceil(shape.rows / (2 * shape.processors)))
@@ -184,7 +184,7 @@ def convolve_into(
 def gradient_before(
     gradient: Tensor, before: Tensor, kernel: Tensor, features: Tensor, known: tuple[Any, ...], width: int
 ) -> tuple[Tensor, Tensor]:
-    """Of ``before``, which a convolution read, and of the normalisation that wrote it: its bias, its weight."""
+    """The gradients of ``before``, which the convolution read, and of the bias and weight of the norm that wrote it."""
     shape = Shape.of(before, features.shape[1])
     moments, before_pitch, pitch = known[0], before.shape[1] // shape.unit, features.shape[1] // shape.unit
     sums = moments.new_empty(2, width)
@@ -211,7 +211,7 @@ def gradient_before(
 
 
 def kernel_gradient(gradient: Tensor, x: Tensor, wide_kernel: Tensor, kernel: Tensor) -> Tensor:
-    """Of a convolution's weight as it is, ours or from that of the padded one."""
+    """The gradient of a convolution's weight, by the Triton kernel or cut from that of the padded weight."""
     if len(kernel) <= FEW_CHANNELS:
         return gradient_of_few(gradient, x, kernel)
     wide = convolution_gradients(gradient, x, wide_kernel, (False, True, False))[1]

@@ -1,4 +1,4 @@
-"""Where a network's layers run kernels of our own, and where the gradients of its weights are computed.
+"""Chooses between Triton kernels and torch for each layer, and where weight gradients are computed.
 
 Both are the engine's choice, which it makes around a forward pass; without one, layers are torch's.
 """
@@ -16,14 +16,13 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 Bounds = tuple[float | None, float | None]
-"""Between what an activation keeps its values: ReLU above 0, ReLU6 also below 6."""
+"""(min, max) of a clamp activation: ReLU is (0, None), ReLU6 (0, 6)."""
 
 LAG = 4
-"""How many weight gradients may wait to be computed; each holds two feature maps, of a wide convolution
-more than three."""
+"""Maximum number of deferred weight gradients; each keeps two feature maps alive, with Winograd more than three."""
 
 USUAL_EPS = 1e-5
-"""Of a normalisation, which adds it to the variance."""
+"""The eps for which convolutions compute the statistics of the batch norm that follows."""
 SMALL_UNIT, SMALL_CHANNELS, SMALL_WORK = 16, 64, 2**25
 """A 3×3 convolution is small if its channels are multiples of the first and no more than the second, and its products
 for a tap no more than the third. Measured on an H200: with 2^24, ours take half the time of the library's and of a
@@ -50,17 +49,17 @@ def _during(variable: ContextVar[Value], value: Value) -> Iterator[None]:
 
 
 def own_kernels() -> AbstractContextManager[None]:
-    """Inside, layers run kernels of our own where they fit."""
+    """Enables the Triton kernels for layers inside the block."""
     return _during(_own_kernels, True)
 
 
 def weights_apart(apart: "Apart | None") -> AbstractContextManager[None]:
-    """Inside, convolutions leave the gradients of their weights to it."""
+    """Inside the block, convolutions queue their weight gradients on side streams."""
     return _during(_apart, apart)
 
 
 def fit(x_BCHW: Tensor, norm: nn.BatchNorm2d, growth: int = 0) -> bool:
-    """Whether our kernels are wanted, and are for such feature maps, also when they have grown by some channels."""
+    """Whether the fused norm supports ``x`` after it grows by ``growth`` channels (32-bit offsets)."""
     channels = x_BCHW.shape[1]
     return (
         wanted(x_BCHW, norm) and channels < x_BCHW.numel() and x_BCHW.numel() // channels * (channels + growth) < 2**31
@@ -68,7 +67,7 @@ def fit(x_BCHW: Tensor, norm: nn.BatchNorm2d, growth: int = 0) -> bool:
 
 
 def wanted(x_BCHW: Tensor, layer: nn.Module) -> bool:
-    """Whether our kernels are, here, and take what lies in memory like this."""
+    """Whether Triton kernels are enabled and support this tensor's device, dtype and layout."""
     return (
         not torch.compiler.is_compiling()
         and _own_kernels.get()
@@ -82,7 +81,7 @@ def wanted(x_BCHW: Tensor, layer: nn.Module) -> bool:
 def norm_activate(
     x_BCHW: Tensor, norm: nn.BatchNorm2d, bounds: Bounds, shortcut_BCHW: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """clamp(norm(x) + shortcut), and x itself: who uses it again has both gradients added in the same kernel."""
+    """clamp(norm(x) + shortcut), and x: a second use of the returned x adds its gradient in the same kernel."""
     from codistill.ops.norm import NormActivate
 
     moments, eps = getattr(x_BCHW, "moments", (None, norm.eps))
@@ -98,7 +97,7 @@ def norm_activate(
 
 
 def added(x_BCHW: Tensor, y_BCHW: Tensor, norm: nn.Module) -> Tensor:
-    """x + y, for which a normalisation like this comes next: it finds the moments of the sum with it."""
+    """x + y, with the statistics that the batch norm ``norm`` needs next."""
     if not (isinstance(norm, nn.BatchNorm2d) and fit(x_BCHW, norm) and x_BCHW.dtype is y_BCHW.dtype):
         return x_BCHW + y_BCHW
     from codistill.ops.norm import Sum
@@ -110,7 +109,7 @@ def added(x_BCHW: Tensor, y_BCHW: Tensor, norm: nn.Module) -> Tensor:
 
 
 def used_again(x_BCHW: Tensor) -> Tensor:
-    """The same feature map for a second use of it: whoever computed it adds up both gradients, if it can."""
+    """The same feature map for a second use: the op that computed it adds both gradients in its backward kernel."""
     if torch.compiler.is_compiling() or not isinstance(x_BCHW, Tensor):  # to a tracer every attribute exists
         return x_BCHW
     again: Tensor = getattr(x_BCHW, "again", x_BCHW)
@@ -118,7 +117,7 @@ def used_again(x_BCHW: Tensor) -> Tensor:
 
 
 def dense_block(x_BCHW: Tensor, layers: Sequence[tuple[nn.BatchNorm2d, nn.Conv2d]]) -> Tensor:
-    """x, and what each of the layers, conv(relu(norm(…))), makes of all channels before its own."""
+    """x, followed by the output of each layer conv(relu(norm(…))), which reads all channels before its own."""
     from codistill.ops.dense import DenseBlock, LayerState
 
     states = tuple(LayerState(norm.running_mean, norm.running_var, norm.momentum or 0.0) for norm, _ in layers)  # type: ignore[arg-type]
@@ -128,7 +127,7 @@ def dense_block(x_BCHW: Tensor, layers: Sequence[tuple[nn.BatchNorm2d, nn.Conv2d
 
 
 def convolution(x_BCHW: Tensor, conv: nn.Conv2d, *, normalised: bool) -> Tensor | None:
-    """The convolution by kernels of our own, or with its weight gradient apart, where wanted.
+    """The convolution with a Triton kernel or a deferred weight gradient; None where torch should compute it.
 
     What is ``normalised`` next brings its moments, where they come cheaply.
     """
@@ -161,13 +160,13 @@ def convolution(x_BCHW: Tensor, conv: nn.Conv2d, *, normalised: bool) -> Tensor 
 
 
 def halved(x_BCHW: Tensor) -> Tensor:
-    """Averages of 2×2 pixels, of even numbers of them."""
+    """2×2 average pooling; height and width must be even."""
     out: Tensor = Halved.apply(x_BCHW)  # type: ignore[no-untyped-call]
     return out
 
 
 def is_small(x_BCHW: Tensor, conv: nn.Conv2d) -> bool:
-    """Whether our kernels are wanted, are for such a convolution, and are faster than the library's."""
+    """Whether the small-convolution kernel supports this convolution and is faster than cuDNN's."""
     out_channels, channels = conv.weight.shape[:2]
     return (
         wanted(x_BCHW, conv)
@@ -180,7 +179,7 @@ def is_small(x_BCHW: Tensor, conv: nn.Conv2d) -> bool:
 
 
 def is_wide(x_BCHW: Tensor, conv: nn.Conv2d) -> bool:
-    """The same for one of many channels in bfloat16, on maps that squares of 4×4 pixels fill."""
+    """Whether Winograd F(4×4, 3×3) supports this convolution and is faster: bfloat16, many channels, sides of 4n."""
     out_channels, channels = conv.weight.shape[:2]
     squares = x_BCHW.numel() // channels // 16
     return (
@@ -196,13 +195,13 @@ def is_wide(x_BCHW: Tensor, conv: nn.Conv2d) -> bool:
 
 
 def is_plain(conv: nn.Conv2d) -> bool:
-    """3×3, stride 1, padding 1, in one group, and its weight channels last."""
+    """Whether it is 3×3 with stride 1, padding 1 and one group, and its weight channels-last."""
     shape = conv.kernel_size, conv.stride, conv.padding, conv.groups
     return shape == ((3, 3), (1, 1), (1, 1), 1) and conv.weight.is_contiguous(memory_format=torch.channels_last)
 
 
 class Halved(torch.autograd.Function):
-    """Its gradient is copied to the four: 1.2 of 14 ms of a DenseNet's kernels went by in torch's, channels last."""
+    """Backward by nearest upsampling; torch's channels-last kernel took 1.2 of a DenseNet step's 14 ms."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -247,7 +246,7 @@ def convolution_gradients(
     gradient: Tensor, x: Tensor, weight: Tensor, which: Sequence[bool], stride: Sequence[int] = (1, 1),
     padding: Sequence[int] = (1, 1), groups: int = 1,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """The library's, of input, weight and bias: ``which`` of them."""
+    """cuDNN's gradients of input, weight and bias; ``which`` selects them."""
     found: tuple[Tensor, ...] = torch.ops.aten.convolution_backward(
         gradient, x, weight, None, list(stride), list(padding), [1, 1], False, [0, 0], groups, which
     )
@@ -257,7 +256,7 @@ def convolution_gradients(
 def weight_gradient(
     apart: "Apart | None", weight: Tensor, compute: Callable[[], Tensor], used: tuple[Tensor, ...]
 ) -> Tensor | None:
-    """What ``compute`` makes of what it uses; None where it is left to ``apart``, and then the weight's already.
+    """The weight gradient, or None if it was queued on the side stream and accumulated into ``weight.grad``.
 
     It is not returned then: autograd might copy it before it is computed.
     """
@@ -270,14 +269,14 @@ def weight_gradient(
 
 
 class Apart:
-    """Gradients of weights on streams of their own: nothing waits for them but the update."""
+    """Computes weight gradients on side streams; only the optimizer waits for them."""
 
     def __init__(self) -> None:
         self.lanes: dict[int, Lane] = {}
 
     @contextmanager
     def after(self, *used: Tensor) -> Iterator[None]:
-        """What runs inside comes after what was said before, and what follows does not wait for it."""
+        """Runs the block on the side stream, after all work queued so far; later work does not wait for it."""
         here = torch.cuda.current_stream()
         lane = self.lanes.setdefault(here.cuda_stream, Lane())
         lane.stream.wait_stream(here)
@@ -290,7 +289,7 @@ class Apart:
             here.wait_event(done)
 
     def join(self) -> None:
-        """Lanes stay for the next step, which uses the same ones: a recorded step may wait only for what it forked."""
+        """Waits for all side streams, and keeps them: a captured step may only wait for streams that it forked."""
         for lane in self.lanes.values():
             torch.cuda.current_stream().wait_stream(lane.stream)
             lane.waiting.clear()

@@ -1,4 +1,4 @@
-"""Batch normalisation, addition of a shortcut and activation by kernels of our own.
+"""Batch norm, addition of a shortcut and activation, fused.
 
 Torch takes six kernels of each and a compiler three or four; where networks are deep and narrow, their number is the
 time of a step.
@@ -16,37 +16,37 @@ from torch.autograd.function import once_differentiable
 from codistill.ops._norm_triton import activate, gradient_sums, input_gradient, statistics
 
 TILE, WARPS, STAGES = 4096, 4, 3
-"""Numbers that a program has in hand at once, who share them, and how many such loads are under way."""
+"""Elements per tile, warps per program, software-pipelining stages."""
 FEWEST_CHANNELS, MOST_CHANNELS = 16, 64
-"""Of a tile: enough to fill what memory moves at once, few enough that every processor gets rows."""
+"""Bounds of a tile's channels: wide enough for full memory transactions, narrow enough that every SM gets rows."""
 MANY = 10_000_000
-"""From so many numbers on, two programs to a processor add them up; below, the sums of so many would take longer."""
+"""From this many elements on a reduction uses two programs per SM; below, adding the partial sums would dominate."""
 UNIT = 16
-"""Numbers that memory moves at once for a thread, or more: what lies at multiples of it is read and written fastest."""
+"""Elements to which row strides are aligned, so that loads and stores are vectorised."""
 TICKETS = 1 << 20
-"""So many that none is taken again while it is in use."""
+"""Enough that no counter is reused while it is in use."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How a feature map is cut for the kernels."""
+    """How a feature map is tiled."""
 
     rows: int
     channels: int
     unit: int
-    """What pitches are multiples of, and counted in."""
+    """The alignment of row strides, which kernels receive in this unit."""
     processors: int
 
     @classmethod
     def of(cls, x_BCHW: Tensor, *pitches: int, channels: int | None = None) -> "Shape":
-        """For a kernel that works on its channels, or on so many of them, and in maps of other pitches too."""
+        """The tiling for ``channels`` of ``x`` (default: all), in maps that may have other row strides."""
         pitch = x_BCHW.shape[1]
         unit = math.gcd(UNIT, pitch, *pitches)
         return cls(x_BCHW.numel() // pitch, channels or pitch, unit, processors(x_BCHW.device))
 
     @property
     def tile_channels(self) -> int:
-        """A power of two that divides them, where one does."""
+        """A power of two that divides the number of channels, if there is one in range."""
         divisor = self.channels & -self.channels
         return min(max(divisor, FEWEST_CHANNELS), MOST_CHANNELS)
 
@@ -81,7 +81,7 @@ def processors(device: torch.device) -> int:
 
 
 class Tickets:
-    """Counters by which the programs of a launch find out who is last; each launch leaves its own at zero."""
+    """Semaphores by which the last program of a launch knows that it is the last; each launch resets its own."""
 
     def __init__(self) -> None:
         self.rings: dict[torch.device, Tensor] = {}
@@ -100,7 +100,7 @@ tickets = Tickets()
 
 
 def moments_of(x: Tensor, eps: float, *, added: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-    """Mean, reciprocal deviation and variance of every channel: of x, or of the sum, which is written to ``out``."""
+    """Mean, reciprocal std and variance per channel of x, or of x + ``added``, which is written to ``out``."""
     shape = Shape.of(x)
     width, pitch = shape.channels, shape.channels // shape.unit
     parts = x.new_empty(shape.parts, 2, width, dtype=torch.float32)
@@ -113,7 +113,7 @@ def moments_of(x: Tensor, eps: float, *, added: Tensor | None = None, out: Tenso
 
 
 class Sum(torch.autograd.Function):
-    """x + y, and the moments of its channels, which a normalisation wants next."""
+    """x + y, and the per-channel statistics that the next batch norm needs."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -132,8 +132,8 @@ class Sum(torch.autograd.Function):
 class NormActivate(torch.autograd.Function):
     """(out, out, x), with out = clamp(batch_norm(x) + shortcut).
 
-    Whoever uses the second where out is used again, or the third where x is, has both gradients added in a kernel that
-    runs anyway. ``moments`` are x's, where they are known.
+    Where ``out`` or ``x`` is used a second time, that use takes the second or third result: both gradients are then
+    added in a kernel that runs anyway. ``moments`` are x's statistics, where they are known.
     """
 
     @staticmethod

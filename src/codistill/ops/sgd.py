@@ -1,4 +1,4 @@
-"""SGD for weights that are kept in float32 and computed with in bfloat16: one kernel for all of them.
+"""SGD for float32 master weights with bfloat16 copies: one kernel for all of them.
 
 It reads bfloat16 gradients and writes both kinds of weights: 20 bytes a weight, where casting gradients, torch's fused
 SGD and casting weights move 32. For WRN-28-10 twins that is 2 % of a step and 1.3 GiB; for small networks, one launch
@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 CHUNK, BLOCK = 8192, 1024
-"""Weights per program of the kernel, and how many of them it has in hand at once."""
+"""Weights per program, and per iteration of it."""
 
 COLUMNS = ("weight", "momentum", "copy", "gradient", "count", "rate", "factor")
 """What the kernel's table says of every chunk: addresses, how many weights, and the addresses of the learning rate and
@@ -116,7 +116,7 @@ class FusedSgd:
             copy.grad = None
 
     def recorded(self) -> None:
-        """Write down for the kernel where the gradients of the last update lie, or will lie when it is replayed."""
+        """Write the addresses of the last update's gradients, the same in every replay, to the kernel's table."""
         table = self.rows.clone()
         table[:, COLUMNS.index("gradient")] += torch.tensor(self.addresses).repeat_interleave(self.chunks_each)
         self.table.copy_(table)

@@ -1,4 +1,4 @@
-"""The training step recorded as a CUDA graph: one launch instead of thousands."""
+"""The training step captured as a CUDA graph: one launch instead of thousands."""
 
 import time
 import warnings
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from codistill.ops.sgd import FusedSgd
 
 WARM_UP_STEPS = 3
-"""Before the first recording; one before the others, which find everything compiled, loaded and tried."""
+"""Warm-up steps before the first capture; later captures need one, since everything is compiled and tuned."""
 TIMED_REPLAYS = 5
 SPARE = 32
-"""With so many times its size free on the device, a copy of the training is kept there."""
+"""Keep the backup of the state on the GPU if free memory exceeds this many times its size."""
 
 Beside = Literal["weights", "heads", "networks", "nothing"]
-"""What runs side by side: networks, their heads and the gradients of their weights; or less and less of that."""
+"""What overlaps on side streams: networks, heads and weight gradients, or less of that."""
 BESIDE: tuple[Beside, ...] = get_args(Beside)
 WORDS: dict[Beside, str] = {
     "weights": "networks, heads and weight gradients side by side",
@@ -45,7 +45,7 @@ WORDS: dict[Beside, str] = {
 
 
 class CapturedStep:
-    """Records one graph per batch size: the recipe's, with what is fastest, and that of an epoch's short last batch.
+    """Captures one graph per batch size: the recipe's, autotuned, and that of an epoch's short last batch.
 
     Dropout is seeded per step, not per network as in the plain step: a recorded graph has one source of random numbers.
     """
@@ -58,7 +58,7 @@ class CapturedStep:
         self.streams = Streams()
         self.is_warm = False
         self.memory = torch.cuda.graph_pool_handle()
-        """Of all recordings that are kept: nothing of a step outlives it, and they never run at once."""
+        """The memory pool of all kept graphs: nothing of a step outlives it, and they never run at once."""
 
     def __call__(self, draws: Draws, turn: StepContext) -> None:
         size = len(draws.indices)
@@ -73,7 +73,7 @@ class CapturedStep:
         recording.graph.replay()
 
     def fastest(self, draws: Draws, turn: StepContext) -> "Recording":
-        """Recorded with what was tried and replays fastest here; the library's algorithms are tried in long trainings.
+        """Captures with the fastest overlap level; in long trainings cuDNN tries its algorithms first.
 
         Recorded only when the training is put back: its copy takes memory.
         """
@@ -87,7 +87,7 @@ class CapturedStep:
             return rehearsed.recorded(self.memory)
 
     def best_beside(self, draws: Draws, turn: StepContext) -> Beside:
-        """Of as much side by side as can be, and less. Trying trains: see ``put_back``.
+        """Times each overlap level and returns the fastest. Runs real steps; callers must restore the state.
 
         The kernels of small networks gain by overlapping, those of large ones get in each other's way.
         """
@@ -107,18 +107,18 @@ class CapturedStep:
         return min(seconds, key=seconds.__getitem__, default=BESIDE[-1])
 
     def soonest(self, draws: Draws, turn: StepContext) -> "Recording":
-        """Recorded without trying anything: what runs once an epoch need not be fast."""
+        """Captures without tuning: the short last batch runs once an epoch."""
         with without_trials():
             with self.put_back():
                 rehearsed = self.rehearse(draws, turn, "networks")
             return rehearsed.recorded(self.memory)
 
     def record(self, draws: Draws, turn: StepContext, beside: Beside, *, until: str = PARTS[-1]) -> "Recording":
-        """Its memory is its own, and free again when the recording is dropped. The rehearsal trains."""
+        """Captures with a memory pool of its own, freed with the graph. The warm-up runs real steps."""
         return self.rehearse(draws, turn, beside, until=until).recorded()
 
     def rehearse(self, draws: Draws, turn: StepContext, beside: Beside, *, until: str = PARTS[-1]) -> "Rehearsed":
-        """The step, or only its beginning up to the end of a part. It trains: see ``put_back``."""
+        """Runs the step, or its beginning up to the end of a part, as a warm-up. Callers must restore the state."""
         functions = self.functions.for_batch_of(len(draws.indices))
         way = SideBySide(self.training, functions, self.lowered, beside, self.streams)
         step = Rehearsed(self.training, way, draws.clone(), turn, until)
@@ -134,7 +134,7 @@ class CapturedStep:
 
     @contextmanager
     def put_back(self) -> Iterator[None]:
-        """What runs inside trains; afterwards all is as it was."""
+        """Restores all training state on exit."""
         tensors = self.training.tensors()
         free, _ = torch.cuda.mem_get_info()
         is_roomy = free > SPARE * sum(tensor.nbytes for tensor in tensors.values())
@@ -192,7 +192,7 @@ class SideBySide(PlainWay):
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """A step that ran, so that nothing is left to prepare while it is recorded."""
+    """A warmed-up step, ready to be captured."""
 
     training: Training
     way: SideBySide
@@ -227,7 +227,7 @@ class Recording:
     """Whose memory the graph uses: it must live as long."""
 
     def seconds(self) -> float:
-        """Of a replay, the best of a few."""
+        """Seconds of a replay, the best of a few."""
         seconds = []
         for _ in range(TIMED_REPLAYS):
             torch.cuda.synchronize()
@@ -239,7 +239,7 @@ class Recording:
 
 
 def lacks_memory(error: BaseException | None) -> bool:
-    """Whether that is what it is about: a recording that breaks off for it ends with another error on top."""
+    """True for an out-of-memory error anywhere in the exception chain."""
     return error is not None and (isinstance(error, torch.OutOfMemoryError) or lacks_memory(error.__context__))
 
 
@@ -254,7 +254,7 @@ def fused_sgd(lowered: Lowered, training: Training) -> "FusedSgd | None":
 
 
 class Streams:
-    """Branches of the work on the device; whoever leaves the block goes on when all are done.
+    """Forks branches of device work onto side streams; leaving the block joins them.
 
     Every step forks into the same ones: for each stream, and each thread that uses it, cuBLAS keeps 32 MiB for good.
     """

@@ -12,7 +12,7 @@ Inputs = ParamSpec("Inputs")
 Output = TypeVar("Output")
 
 KINDS_OF_BLOCK = 256
-"""How many different blocks of one class may be compiled; torch's limit of 8 is for who recompiles by mistake."""
+"""torch.compile's limit of variants of one block; torch's own limit of 8 guards against accidental recompilation."""
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 _undo = ExitStack()

@@ -1,4 +1,4 @@
-"""A network with its heads, cut where the heads hang: the sections are compiled one by one and can run side by side."""
+"""A network with its heads, cut at its exits: sections are compiled one by one and can overlap."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -13,7 +13,7 @@ from codistill.networks.layers import NormAct, has_fused_kernels
 from codistill.ops.dispatch import own_kernels
 
 REPEATS = 8
-"""From so many repetitions on, a section is compiled block by block."""
+"""Number of equal blocks from which on a section is compiled block by block."""
 
 Section = Callable[[Tensor], Tensor]
 Prepare = Callable[[Any], Any]

@@ -32,7 +32,7 @@ class Lowered:
         torch._foreach_copy_(self.copies, self.weights)
 
     def refresh_if_changed(self) -> None:
-        """After somebody else than a recorded step wrote to the weights, such as whoever restores a checkpoint."""
+        """Cast again if the weights were changed outside of the captured step, as by restoring a checkpoint."""
         versions = [weight._version for weight in self.weights]
         if versions != self.versions:
             self.refresh()
