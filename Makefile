@@ -42,10 +42,10 @@ fix: $(READY)           ## let ruff mend what it can
 	$(BIN)/ruff format .
 
 gpu: $(READY)           ## the tests that need a CUDA device
-	$(BIN)/pytest tests/gpu
+	$(BIN)/pytest -m gpu
 
 docs: $(READY)          ## the documentation's site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-clean:                  ## remove .venv and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache dist
+clean:                  ## remove .venv, caches and built files
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -49,10 +49,10 @@ __all__ = [
 
 _MODULES = {
     "Cohort": "codistill.cohort",
-    "TrackerSink": "codistill.trackers.sink",
     "Objective": "codistill.transfer.objective",
     "Outline": "codistill.transfer.graph",
     "Recipe": "codistill.recipes.schema",
+    "TrackerSink": "codistill.trackers.sink",
     "Transfer": "codistill.transfer.graph",
     "TransferGraph": "codistill.transfer.graph",
     "build_report": "codistill.report.page",

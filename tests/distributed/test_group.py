@@ -101,7 +101,7 @@ def test_ranks_of_different_trainings_all_raise_the_same(tmp_path: Path) -> None
     differences = [
         "seed: 3 → 4",
         "data: other images or labels",
-        "layout: split by cost, shards by cost → split b,a",
+        "layout: split by FLOPs, shards by FLOPs → split b,a",
         "codistill: .* → 9.9",
     ]
     for message, difference in zip(said, differences, strict=True):

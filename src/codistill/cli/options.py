@@ -36,11 +36,11 @@ def key_values(what: str) -> Any:
 Changes = Annotated[list[str], key_values("Overrides, such as length.epochs=1.")]
 Split = Annotated[
     str | None,
-    typer.Option(metavar="A+C,B", help="Networks of each process; default: balanced by cost."),
+    typer.Option(metavar="A+C,B", help="Networks of each process; default: balanced by FLOPs."),
 ]
 Shards = Annotated[
     int | None,
-    typer.Option(metavar="N", help="Processes that share each batch of a network; default: chosen by cost."),
+    typer.Option(metavar="N", help="Processes that share each batch of a network; default: chosen by FLOPs."),
 ]
 Timeout = Annotated[
     float, typer.Option(min=1, metavar="SECONDS", help="How long a process waits for the others before the run ends.")

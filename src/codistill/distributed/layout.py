@@ -106,13 +106,13 @@ class Layout:
 
 @dataclass(frozen=True)
 class LayoutRequest:
-    """What ``--split`` and ``--shards`` ask for; what is None is chosen by cost."""
+    """What ``--split`` and ``--shards`` ask for; what is None is chosen by FLOPs."""
 
     split: str | None = None
     shards: int | None = None
 
     def __str__(self) -> str:
-        return f"split {self.split or 'by cost'}, shards {self.shards or 'by cost'}"
+        return f"split {self.split or 'by FLOPs'}, shards {self.shards or 'by FLOPs'}"
 
     @property
     def arguments(self) -> list[str]:

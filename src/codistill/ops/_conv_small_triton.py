@@ -1,7 +1,7 @@
-"""Triton's kernels for 3×3 convolutions of few channels, stride 1, padding 1: forward, and both gradients.
+"""Triton kernels for 3×3 convolutions of few channels, stride 1, padding 1: forward, and both gradients.
 
 Feature maps lie in memory pixel by pixel, ``rows`` of them, and weights tap by tap, each with its channels last. Other
-names are as in norm_kernels, and sums have a fixed order here too.
+names are as in ``_norm_triton``, and sums have a fixed order here too.
 """
 
 import triton

@@ -1,4 +1,4 @@
-"""Triton's kernels around the products of Winograd's convolution F(4×4, 3×3) (Lavin & Gray, CVPR 2016).
+"""Triton kernels around the products of Winograd's convolution F(4×4, 3×3) (Lavin & Gray, CVPR 2016).
 
 A map is cut into squares of 4×4 pixels. A square's outputs depend on the patch of 6×6 pixels around it: both the patch
 and the taps become 36 numbers, which are multiplied place by place, and the products become the square's outputs: 36

@@ -1,4 +1,4 @@
-"""Triton's kernels for batch normalisation, addition of a shortcut and activation: two forward, two backward.
+"""Triton kernels for batch normalisation, addition of a shortcut and activation: two forward, two backward.
 
 Feature maps lie in memory pixel by pixel: ``rows`` of them, ``pitch`` times ``UNIT`` numbers from one to the next, of
 which the first ``width`` are meant. Whatever lies beyond may be read, since a unit at a time is faster, but counts for

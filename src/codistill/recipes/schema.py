@@ -273,7 +273,7 @@ class Runtime(Settings):
         "fp32", description="bf16: float32 master weights; tf32: convolutions and matrix products, on CUDA"
     )
     compile: bool = Field(False, description="on CUDA: Triton kernels for built-in networks, torch.compile for others")
-    capture: bool = Field(True, description="on CUDA, record the step as one graph and replay it")
+    capture: bool = Field(True, description="on CUDA, capture the step as one graph and replay it")
     deterministic: bool = Field(False, description="the same bits every time on a GPU too, at some cost")
     activation_checkpointing: bool = Field(False, description="recompute activations in the backward pass: less memory")
     threads: Annotated[int, Field(ge=1, le=512)] | None = Field(None, description="CPU threads; null: torch's choice")
