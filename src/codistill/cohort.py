@@ -41,7 +41,7 @@ class Member(nn.Module):
 class Cohort(nn.Module):
     """N named networks: ``Cohort({"a": "wrn-28-4", "b": "timm:resnet18", "c": my_module}, num_classes=100)``.
 
-    ``heads`` is their kind, ``exits`` where they hang: None for the paper's two of every network, names for all, or
+    ``heads`` is their kind, ``exits`` where they are: None for the paper's two of every network, names for all, or
     names by network; for an ``nn.Module``, the paths of its modules. A network's initial weights depend only on the
     seed and on its name in the cohort, so they are the same whatever it learns with, and twins differ. An ``nn.Module``
     is copied with its weights. ``image_size`` (height, width) is only checked: a few networks take only one size.

@@ -20,7 +20,7 @@ Output = TypeVar("Output")
 
 @dataclass(frozen=True)
 class Exit:
-    """Where an auxiliary classifier can hang: the output of the backbone's stage of the same name.
+    """Where an auxiliary classifier can be attached: the output of the backbone's stage of the same name.
 
     ``stage`` is the C-number, counted from the output (the network's own classifier is C1), ``stride`` the distance in
     input pixels between neighbouring positions of the feature map.
@@ -79,11 +79,11 @@ class Architecture(ABC):
     @property
     @abstractmethod
     def exits(self) -> tuple[Exit, ...]:
-        """Where heads can hang, the one nearest to the output (C2) first."""
+        """Where heads can be attached, the one nearest to the output (C2) first."""
 
     @property
     def default_exits(self) -> tuple[str, ...]:
-        """Where heads hang by default."""
+        """Where heads are attached by default."""
         return default_exits({exit.name: exit.stage for exit in self.exits})
 
     @property

@@ -1,4 +1,4 @@
-"""Where heads can hang in a network: a survey of its modules, the stages found in it, and their ends as exits.
+"""Where heads can be attached to a network: a survey of its modules, the stages found in it, and their ends as exits.
 
 The survey is one forward pass on the meta device, where nothing is computed: which modules run, when, on what shapes.
 A stage is all that a network computes at one resolution. Exits are the ends of the stages before the last one; where
@@ -185,7 +185,7 @@ def _run(network: nn.Module, in_channels: int, size: int) -> None:
 
 @dataclass(frozen=True)
 class Stages:
-    """``ends`` are the last modules of all stages in order, ``exits`` those where heads hang, C2 first."""
+    """``ends`` are the last modules of all stages in order, ``exits`` those with heads, C2 first."""
 
     ends: tuple[Call, ...]
     exits: tuple[Call, ...]
