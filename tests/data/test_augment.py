@@ -253,6 +253,7 @@ def test_augmentation_is_one_graph_for_a_compiler(settings: Augment) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 @pytest.mark.parametrize("settings", [EVERYTHING, Augment(padding="reflect", mixup=0.5)])
 def test_a_gpu_draws_and_does_the_same_without_waiting(settings: Augment) -> None:
     planned = plan(settings)
