@@ -153,8 +153,8 @@ def test_shards_are_the_batch(augment: Augment, shards: int) -> None:
     plan = draw_epoch(training, 0)
     plans = [replace(plan, share=Share(index, shards)) for index in range(shards)]
     for step in range(len(plan)):
-        images, labels = training.batch(plan.step(step))
-        parts = [training.batch(each.step(step)) for each in plans]
+        images, labels = training.augment(plan.step(step))
+        parts = [training.augment(each.step(step)) for each in plans]
         assert torch.equal(torch.cat([part for part, _ in parts]), images)
         assert torch.equal(torch.cat([part for _, part in parts]), labels)
         for each, (part, _) in zip(plans, parts, strict=True):

@@ -12,7 +12,7 @@ from synthetic import result_json
 from codistill import recipes
 from codistill.engine.bench import Runner
 from codistill.engine.state import Training
-from codistill.engine.step import Step
+from codistill.engine.step import PlainStep
 from codistill.recipes import Recipe
 from codistill.runs.result import read_result
 from codistill.studies.flops import (
@@ -107,7 +107,7 @@ class FakeRunner(Runner):
     given: Recipe
     asked = 0
 
-    def __init__(self, training: Training, step: Step) -> None:
+    def __init__(self, training: Training, step: PlainStep) -> None:
         FakeRunner.given, FakeRunner.asked = training.recipe, 0
 
     def __call__(self, steps: int) -> float:

@@ -20,6 +20,8 @@ class Machine:
 
     device: torch.device
     precision: str
+    kernels: str = "torch"
+    winograd: str = "auto"
 
     def autocast(self) -> AbstractContextManager[object]:
         """The context in which networks run; weights, objective and optimizer stay in float32."""
@@ -58,7 +60,11 @@ def prepare(runtime: Runtime) -> Machine:
     # Torch's default is TF32 for convolutions, and the calling program may have enabled it elsewhere; fp32 means fp32.
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    return Machine(device, precision)
+    return Machine(
+        device,
+        precision,
+        "triton" if runtime.compile and device.type == "cuda" else "inductor" if runtime.compile else "torch",
+    )
 
 
 @contextmanager

@@ -48,7 +48,7 @@ def _during(variable: ContextVar[Value], value: Value) -> Iterator[None]:
         variable.reset(token)
 
 
-def own_kernels() -> AbstractContextManager[None]:
+def use_kernels(*, winograd: bool = True) -> AbstractContextManager[None]:
     """Enables the Triton kernels for layers inside the block."""
     return _during(_own_kernels, True)
 
@@ -299,3 +299,7 @@ class Apart:
 class Lane:
     stream: torch.cuda.Stream = field(default_factory=torch.cuda.Stream)
     waiting: deque[tuple[torch.cuda.Event, tuple[Tensor, ...]]] = field(default_factory=deque)
+
+
+def has_winograd_shape(module):
+    return isinstance(module, nn.Conv2d) and is_plain(module) and min(module.weight.shape[:2]) >= WIDE_CHANNELS

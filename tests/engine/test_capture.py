@@ -1,4 +1,4 @@
-"""In what order a step is tried, put back and recorded, with a CUDA that does nothing: this runs without a GPU.
+"""In what order a step is tried, restored and captured, with a CUDA that does nothing: this runs without a GPU.
 
 What a real one computes is in tests/gpu/test_captured.py.
 """
@@ -6,15 +6,18 @@ What a real one computes is in tests/gpu/test_captured.py.
 from collections import deque
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from codistill.data.batches import Draws
 from codistill.engine import trainer
 from codistill.engine.bench import random_data
-from codistill.engine.fast.capture import BESIDE, CapturedStep, Rehearsed, SideBySide
+from codistill.engine.fast.capture import OVERLAPS, CapturedStep, Graph, OverlappedExecutor, Variant, WarmStep
 from codistill.engine.runtime import prepared
 from codistill.engine.schedule import Position, StepContext, TrainingSchedule
 from codistill.engine.state import Training, prepare_training
@@ -57,9 +60,10 @@ def idle_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("codistill.ops.dispatch.Lane", lambda: lane)
 
 
-def take_a_step(training: Training) -> None:
+def take_a_step(training: Training, step: CapturedStep | None = None) -> None:
     schedule = TrainingSchedule.of(training.recipe, len(training.data.splits["train"]))
-    CapturedStep(training, "recorded")(trainer.draw_epoch(training, 0).step(0), schedule.context(Position()))
+    step = step or CapturedStep(training, "captured")
+    step(trainer.draw_epoch(training, 0).step(0), schedule.context(Position()))
 
 
 @pytest.mark.parametrize("is_long", [False, True])
@@ -70,16 +74,16 @@ def test_algorithms_are_tried_in_long_trainings_only(
     monkeypatch.setattr("codistill.engine.state.LONG", 0 if is_long else 10**16)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)  # as on a GPU
     tries: list[bool] = []
-    forward = SideBySide.forward
+    forward = OverlappedExecutor.forward
 
-    def noted(way: SideBySide, images: Tensor, turn: StepContext) -> Mapping[str, Tensor]:
+    def noted(executor: OverlappedExecutor, images: Tensor, at: StepContext) -> Mapping[str, Tensor]:
         tries.append(torch.backends.cudnn.benchmark)
-        return forward(way, images, turn)
+        return forward(executor, images, at)
 
-    monkeypatch.setattr(SideBySide, "forward", noted)
+    monkeypatch.setattr(OverlappedExecutor, "forward", noted)
     take_a_step(training)
-    # Rehearsed three times and recorded; then both once for each of the others that are tried, and for the best.
-    assert tries == [is_long] * (3 + 1 + 2 * len(BESIDE))
+    # Three warm-ups and a capture; then one of each for the other overlaps that are tried, and for the best.
+    assert tries == [is_long] * (3 + 1 + 2 * len(OVERLAPS))
     assert torch.backends.cudnn.benchmark
 
 
@@ -88,34 +92,73 @@ def test_what_is_kept_is_recorded_when_the_training_is_put_back(
 ) -> None:
     before = {name: tensor.clone() for name, tensor in training.tensors().items()}
     changed: list[int] = []
-    recorded = Rehearsed.recorded
+    capture = WarmStep.capture
 
-    def noted(step: Rehearsed, *memory: object) -> object:
+    def noted(warm: WarmStep, *pool: Any) -> Graph:
         changed.append(sum(not torch.equal(tensor, before[name]) for name, tensor in training.tensors().items()))
-        return recorded(step, *memory)  # type: ignore[arg-type]
+        return capture(warm, *pool)
 
-    monkeypatch.setattr(Rehearsed, "recorded", noted)
+    monkeypatch.setattr(WarmStep, "capture", noted)
     take_a_step(training)
     *tried, kept = changed
-    assert len(tried) == len(BESIDE)
+    assert len(tried) == len(OVERLAPS)
     assert all(tried), "trying trains"
     assert kept == 0
 
 
 @pytest.mark.parametrize("too_large", [0, 1, 3, 4])
 def test_what_does_not_fit_is_passed_over(too_large: int, training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
-    rehearse, done = CapturedStep.rehearse, []
+    warm_up, done = CapturedStep.warm_up, []
 
-    def short_of_memory(step: CapturedStep, *args: object) -> Rehearsed:
-        done.append(args[-1])
-        if args[-1] in BESIDE[:too_large]:
+    def short_of_memory(step: CapturedStep, batch: Draws, at: StepContext, variant: Variant) -> WarmStep:
+        done.append(variant.overlap)
+        if variant.overlap in OVERLAPS[:too_large]:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return rehearse(step, *args)  # type: ignore[arg-type]
+        return warm_up(step, batch, at, variant)
 
-    monkeypatch.setattr(CapturedStep, "rehearse", lambda *args, until="": short_of_memory(*args))
-    monkeypatch.setattr(CapturedStep, "record", lambda *args: short_of_memory(*args).recorded())
-    with pytest.raises(torch.OutOfMemoryError) if too_large == len(BESIDE) else nullcontext():
+    monkeypatch.setattr(CapturedStep, "warm_up", short_of_memory)
+    with pytest.raises(torch.OutOfMemoryError) if too_large == len(OVERLAPS) else nullcontext():
         take_a_step(training)
     *tried, kept = done
-    assert tuple(tried) == BESIDE
-    assert kept in (BESIDE[too_large:] or BESIDE[-1:])
+    assert tuple(tried) == OVERLAPS
+    assert kept in (OVERLAPS[too_large:] or OVERLAPS[-1:])
+
+
+@pytest.mark.parametrize(
+    ("setting", "faster", "kept", "tries"),
+    [
+        ("on", False, True, len(OVERLAPS)),
+        ("off", True, False, len(OVERLAPS)),
+        ("auto", True, True, len(OVERLAPS) + 1),
+        ("auto", False, False, len(OVERLAPS) + 1),
+    ],
+)
+def test_winograd_is_timed_against_cudnn_where_the_setting_is_auto(
+    setting: str, faster: bool, kept: bool, tries: int, training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("codistill.engine.fast.capture.has_winograd_shape", lambda module: True)
+    training = replace(training, machine=replace(training.machine, winograd=setting))
+    timed: list[Variant] = []
+
+    def seconds(graph: Graph) -> float:
+        timed.append(graph.executor.variant)
+        return 1.0 if graph.executor.variant.winograd is faster else 2.0
+
+    monkeypatch.setattr(Graph, "seconds", seconds)
+    step = CapturedStep(training, "captured")
+    step.programs.full = replace(step.programs.full, has_kernels=True)
+    take_a_step(training, step)
+    assert len(timed) == tries
+    (graph,) = step.graphs.values()
+    assert graph.executor.variant.winograd is kept
+
+
+def test_without_a_suitable_convolution_winograd_is_not_tried(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed: list[Variant] = []
+    monkeypatch.setattr(Graph, "seconds", lambda graph: timed.append(graph.executor.variant) or 1.0)
+    step = CapturedStep(training, "captured")
+    step.programs.full = replace(step.programs.full, has_kernels=True)
+    take_a_step(training, step)
+    assert timed == [Variant(overlap) for overlap in OVERLAPS]
