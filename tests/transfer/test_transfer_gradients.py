@@ -1,4 +1,4 @@
-"""What the gradients must be: the KL form's, finite differences', nothing into a source, nothing from a sick one."""
+"""What the gradients must be: the KL form's, finite differences', nothing into a source, nothing from a non-finite one."""
 
 import runpy
 from pathlib import Path
@@ -76,17 +76,17 @@ def test_no_parameter_of_a_source_network_feels_an_edge() -> None:
     assert edges == 18
 
 
-def test_a_sick_source_leaves_its_learners_gradients_finite() -> None:
-    healthy, sick = random_logits(), random_logits()
+def test_a_non_finite_source_leaves_its_learners_gradients_finite() -> None:
+    healthy, spoilt = random_logits(), random_logits()
     with torch.no_grad():
         for exit in ("final", "stage2"):
-            sick[f"a/{exit}"][1] = torch.nan
+            spoilt[f"a/{exit}"][1] = torch.nan
     objective = Objective(methods.dcm(TWINS))
     objective(healthy, LABELS).total.backward()
-    loss = objective(sick, LABELS)
+    loss = objective(spoilt, LABELS)
     loss.total.backward()
     for exit in ("final", "stage2"):
-        grad = sick[f"b/{exit}"].grad
+        grad = spoilt[f"b/{exit}"].grad
         assert torch.isfinite(grad).all()
         torch.testing.assert_close(grad[[0, 2]], healthy[f"b/{exit}"].grad[[0, 2]], rtol=0, atol=1e-14)
     assert torch.isnan(loss.total)
