@@ -40,7 +40,7 @@ def step(training: Training, executor: "Executor", batch: Draws, at: StepContext
         total = objective(training, logits, labels)
     fraction = len(labels) / at.images
     with record_function("backward"), peers.reduce_gradients(fraction, at.updates):
-        executor.backward(total * (at.share_of_update * fraction))
+        (total * (at.share_of_update * fraction)).backward()  # type: ignore[no-untyped-call]
     if at.updates:
         with record_function("update"):
             health.decide_update(executor.gradients(), peers.whole_norms)
@@ -102,9 +102,6 @@ class Executor(Protocol):
     def forward(self, images: Tensor, at: StepContext) -> Mapping[str, Tensor]:
         """The logits of every network by classifier name."""
 
-    def backward(self, total: Tensor) -> None:
-        """Computes the gradients of every parameter."""
-
     def gradients(self) -> Mapping[str, list[Tensor]]:
         """The gradients that the backward pass left in this process, by network."""
 
@@ -130,9 +127,6 @@ class PlainExecutor:
                 torch.manual_seed(derive(seed, name))
                 logits |= {f"{name}/{exit_name}": tensor for exit_name, tensor in network(images).items()}
         return logits
-
-    def backward(self, total: Tensor) -> None:
-        total.backward()  # type: ignore[no-untyped-call]
 
     def gradients(self) -> dict[str, list[Tensor]]:
         local = self.training.peers.local

@@ -202,10 +202,10 @@ class OverlappedExecutor(PlainExecutor):
                     logits |= {f"{name}/{exit_name}": x for exit_name, x in network(images, fork_head).items()}
         return logits
 
-    def backward(self, total: Tensor) -> None:
-        super().backward(total)
+    def gradients(self) -> dict[str, list[Tensor]]:
         if self.weight_gradients:
             self.weight_gradients.join()
+        return super().gradients()
 
     def update(self) -> None:
         if self.fused:
