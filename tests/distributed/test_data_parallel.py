@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import checksums, together
 from safetensors.torch import load_file
 from torch import Tensor
 
 from codistill.recipes.schema import AdamW, Augment, Data, Recipe
-from processes import in_new_process
-from tiny import tiny_recipe
+from support.processes import in_new_process
+from support.ranks import together
+from support.runs import checksums
+from support.tiny import tiny_recipe
 
 NETWORKS = {"a": "wrn-10-1", "b": "resnet-8"}
 CLOSE = 1e-8

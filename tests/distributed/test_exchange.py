@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import recipe_of, together
 from torch import Tensor
 
 from codistill.cohort import Cohort
 from codistill.distributed.exchange import run_with_early_heads
 from codistill.engine.fast.sections import Sections, arranged, as_it_is
+from support.ranks import recipe_of, together
 
 FAMILIES = ["wrn-10-1", "resnet-8", "densenet-10-4", "mobilenetv2", "wrn-10-1-dropout-0.3"]
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import ranks_of, recipe_of, together, wait_for
 
 from codistill.data.images import ImageData
 from codistill.distributed import group
 from codistill.recipes.schema import Recipe
+from support.ranks import ranks_of, recipe_of, together, wait_for
 
 BATCH, CLASSES, EXCHANGES = 128, 100, 50
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from ranks import checksums, train_alone
 from typer.testing import CliRunner
 
 from codistill import recipes
@@ -20,7 +19,8 @@ from codistill.cli.app import app
 from codistill.distributed.launch import LAUNCHER, is_orphaned, launch, local_store
 from codistill.distributed.layout import LayoutRequest, check_request
 from codistill.distributed.rendezvous import is_loopback
-from processes import in_new_process
+from support.processes import in_new_process
+from support.runs import checksums, train
 
 CODISTILL = [sys.executable, "-m", "codistill"]
 # Two networks, four steps an epoch, saved after every one.
@@ -59,7 +59,7 @@ def ranks_under(launcher: int) -> list[int]:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     out = tmp_path_factory.mktemp("undisturbed") / "run"
-    assert in_new_process(train_alone, recipes.get(TINY[0], TINY[1:]), out) == 0
+    assert in_new_process(train, recipes.get(TINY[0], TINY[1:]), out) == 0
     return dict(checksums(out))
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import together
 from safetensors.torch import load_file, save_file
 from test_group import written_bytes
 from torch import Tensor
@@ -20,7 +19,8 @@ from codistill.engine.parts import Functions, PlainWay
 from codistill.engine.peers import ALONE, Alone
 from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.recipes.schema import Constant, Recipe, Sgd
-from tiny import tiny_recipe
+from support.ranks import together
+from support.tiny import tiny_recipe
 
 BATCH, RATE, STEPS = 33, 0.05, 3
 SHARES = [slice(0, 17), slice(17, 33)]

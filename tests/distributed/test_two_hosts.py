@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ranks import checksums, train_alone
 from test_launch import TINY
 
 from codistill import recipes
-from processes import in_new_process
-from stress import STRESS
+from support.processes import in_new_process
+from support.runs import checksums, train
+from support.stress import STRESS
 
 HOSTS = {"codistill0": "10.77.0.1", "codistill1": "10.77.0.2"}
 
@@ -82,6 +82,6 @@ def test_a_cut_cable_ends_both_and_the_same_command_continues(hosts: None, tmp_p
     ended = [rank.communicate(timeout=120) for rank in again]
     assert [rank.returncode for rank in again] == [0, 0], ended
     assert "continues after epoch" in ended[0][0]
-    assert in_new_process(train_alone, recipes.get(TINY[0], TINY[1:]), alone) == 0
+    assert in_new_process(train, recipes.get(TINY[0], TINY[1:]), alone) == 0
     assert checksums(out) == checksums(alone)
     assert not (tmp_path / "not-here").exists()

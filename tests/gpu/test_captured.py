@@ -14,7 +14,7 @@ from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.engine.state import Training, prepare_training
 from codistill.engine.step import CapturedStep, PlainStep, choose_step
 from codistill.recipes.schema import AdamW, Augment, Recipe, Runtime
-from tiny import tiny_recipe
+from support.tiny import tiny_recipe
 
 pytestmark = [
     pytest.mark.gpu,

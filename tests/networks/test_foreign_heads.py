@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-import zoo
 from codistill.cohort import Cohort
 from codistill.networks.adapters.architecture import OwnArchitecture
 from codistill.networks.adapters.surgery import redraw, refit
 from codistill.networks.cost import Cost, cost
 from codistill.networks.families import architecture
+from support import zoo
 
 
 def counted(name: str, exit_name: str, kind: str = "paper", classes: int = 1000, size: int = 224) -> Cost:

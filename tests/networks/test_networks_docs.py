@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from test_foreign_heads import WRN
 
-import zoo
 from codistill.networks.adapters.naming import OPTIONS
 from codistill.networks.families import parse
 from codistill.recipes import resolve
+from support import zoo
 
 TEXT = (Path(__file__).parents[2] / "docs" / "networks.md").read_text(encoding="utf-8")
 SCRIPTS = re.findall(r"```py\n(.*?)```", TEXT, re.DOTALL)

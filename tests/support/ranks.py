@@ -3,16 +3,14 @@
 import faulthandler
 import multiprocessing
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from hashlib import sha256
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any
 
 from codistill.distributed.launch import LOOPBACK, local_store
 from codistill.recipes.schema import Recipe
-from tiny import tiny_recipe
+from support.tiny import tiny_recipe
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["codistill.distributed.trainer"])
@@ -66,16 +64,3 @@ def together(size: int, function: Any, *arguments: Any) -> list[int]:
     """Runs the same to the end; returns the exit codes."""
     with ranks_of(size, ENDS_WITHIN_S, function, *arguments) as processes:
         return [wait_for(process) for process in processes]
-
-
-def train_alone(recipe: Recipe, out: Path) -> None:
-    from codistill.engine.trainer import train
-
-    for _ in train(recipe, out):
-        pass
-
-
-def checksums(out: Path) -> Mapping[str, str]:
-    """Returns the checksums of a run's weights and journal."""
-    files = [*sorted((out / "weights").iterdir()), out / "journal.jsonl"]
-    return {file.name: sha256(file.read_bytes()).hexdigest() for file in files}
