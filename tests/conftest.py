@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+pytest.register_assert_rewrite("support")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as for whatever a script starts with &: commands leave it so
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -10,17 +10,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_data_parallel import (
-    assert_close,
-    assert_same_story,
-    shared_recipe,
-    tensors,
-    train_alone,
-    train_meshed,
-    trained_alone,
-)
-from test_group import end_oddly, written_bytes
-from test_mesh import mesh_of, take_steps, training_of
 from torch import Tensor
 
 from codistill.cohort import Cohort
@@ -28,8 +17,20 @@ from codistill.distributed.sharded import ShardedParams, shard_units, submodules
 from codistill.networks.layers import is_rng_free
 from codistill.recipes import RecipeError
 from codistill.recipes.schema import Evaluation, Recipe
+from support.mesh import (
+    assert_close,
+    assert_same_story,
+    mesh_of,
+    shared_recipe,
+    take_steps,
+    tensors,
+    train_alone,
+    train_meshed,
+    trained_alone,
+    training_of,
+)
 from support.processes import in_new_process
-from support.ranks import ranks_of, recipe_of, together, wait_for
+from support.ranks import end_oddly, ranks_of, recipe_of, together, wait_for, written_bytes
 from support.runs import checksums
 from support.tiny import tiny_recipe
 

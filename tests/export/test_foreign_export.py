@@ -8,7 +8,6 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from test_round_trip import CLASSIFY, SCRIPTS, run
 from torch import Tensor, nn
 
 from codistill.data import embedded
@@ -20,6 +19,7 @@ from codistill.export.export import Exported, export_network
 from codistill.export.formats import FORMATS
 from codistill.recipes.schema import Length
 from support import zoo
+from support.exports import CLASSIFY, SCRIPTS, run
 from support.tiny import tiny_recipe
 
 NETWORKS = {"a": "timm:resnet10t", "b": "torchvision:squeezenet1_1"}

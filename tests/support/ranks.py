@@ -3,9 +3,11 @@
 import faulthandler
 import multiprocessing
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 from codistill.distributed.launch import LOOPBACK, local_store
@@ -17,6 +19,20 @@ _context.set_forkserver_preload(["codistill.distributed.trainer"])
 
 NETWORKS = {"a": "wrn-10-1-dropout-0.3", "b": "resnet-8", "c": "wrn-10-1-dropout-0.2", "d": "densenet-10-4"}
 ENDS_WITHIN_S = 300
+# Two networks, four steps an epoch, saved after every one.
+LAUNCHED = [
+    "quickstart",
+    "networks={a: wrn-10-1-dropout-0.3, b: resnet-8}",
+    "data.train_limit=100",
+    "data.test_limit=50",
+    "batch_size=25",
+    "evaluation.every_epochs=1",
+    "length.epochs=6",
+    "checkpoints.every_s=0",
+    "runtime.device=cpu",
+    "runtime.threads=1",
+]
+"""Arguments of `codistill train` for a run that is launched in several processes."""
 
 
 def recipe_of(networks: int, **changes: Any) -> Recipe:
@@ -64,3 +80,30 @@ def together(size: int, function: Any, *arguments: Any) -> list[int]:
     """Runs the same to the end; returns the exit codes."""
     with ranks_of(size, ENDS_WITHIN_S, function, *arguments) as processes:
         return [wait_for(process) for process in processes]
+
+
+def written_bytes() -> int:
+    """Returns the bytes this process has written so far, sockets included, as the kernel counts them."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("wchar")))
+
+
+def end_oddly(world: Any, how: str, recipe: Recipe, out: Path, notes: Path) -> None:
+    """The last rank fails, is killed or stopped after its second step; the others write down their error."""
+    from codistill.distributed.trainer import train_rank
+
+    taken = 0
+
+    def heartbeat(*_: object) -> None:
+        nonlocal taken
+        taken += 1
+        if world.rank == world.size - 1 and taken == 2:
+            if how == "fails":
+                raise ValueError("my disk is full")
+            os.kill(os.getpid(), signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+
+    try:
+        train_rank(recipe, out, world, heartbeat=heartbeat)
+    except ValueError as error:
+        (notes / f"{world.rank}").write_text(f"{type(error).__name__}: {error}")
+    os._exit(3)
