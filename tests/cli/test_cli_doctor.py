@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from calling import Codistill
 
 from codistill.cli import doctor
+from support.cli import Codistill
 
 SUBJECTS = {"python", "codistill", "torch", "threads", "device", "torch.compile", "space"} | {
     f"data: {name}" for name in ("fashion", "cifar10", "cifar100")

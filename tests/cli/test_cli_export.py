@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from calling import TINY, Codistill, call
 from PIL import Image
 from safetensors.torch import load_file
 
 from codistill.data import embedded
 from codistill.engine.run import Run
 from codistill.runs.checkpoint import Store
+from support.cli import TINY, Codistill, call
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_cifar import FakeCifar, add_member, python2_pickle
 
 from codistill.data.cifar import CIFARS, read_pickle
 from codistill.data.images import channel_statistics
 from codistill.data.load import load
+from support.fake_cifar import FakeCifar, add_member, python2_pickle
 
 Make = Callable[[str, str], FakeCifar]
 LAYOUTS = [("cifar10", "python"), ("cifar10", "binary"), ("cifar100", "python"), ("cifar100", "binary")]

@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-from pictures import write_folder
 
 from codistill.cli.explore import bench_data
 from codistill.data.image_files import list_images
 from codistill.data.stream import advice, decoding_rates
 from codistill.recipes.schema import Data
+from support.pictures import write_folder
 
 GB = 10**9
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from pictures import write_folder
 
 from codistill.data import decoder
 from codistill.data import image_folder as module
 from codistill.data.images import ImageData
 from codistill.data.load import load
+from support.pictures import write_folder
 
 
 @pytest.fixture

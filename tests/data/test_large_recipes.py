@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
-from pictures import write_folder, write_shards
 
 from codistill import recipes
 from codistill.data.load import load
 from codistill.engine.trainer import train
 from codistill.recipes.catalogue import NAMES
 from codistill.recipes.errors import RecipeError
+from support.pictures import write_folder, write_shards
 
 IMAGENET = [name for name in NAMES if name.startswith("imagenet/")]
 

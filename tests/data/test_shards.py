@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pictures import add
 from PIL import Image
 
 from codistill.data.images import ImageData
 from codistill.data.load import load
+from support.pictures import add
 
 pytestmark = pytest.mark.usefixtures("cache")
 

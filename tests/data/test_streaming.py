@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from pictures import write_damaged, write_folder, write_shards
 
 from codistill.data import image_folder
 from codistill.data.images import ImageData, Images
@@ -17,7 +16,8 @@ from codistill.data.stream import BATCHES_KEPT, StreamedImages
 from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.engine.trainer import train
 from codistill.recipes.schema import Data, Recipe
-from tiny import tiny_recipe
+from support.pictures import write_damaged, write_folder, write_shards
+from support.tiny import tiny_recipe
 
 pytestmark = pytest.mark.usefixtures("cache")
 

@@ -3,7 +3,8 @@
 from typing import Any
 
 import torch
-from ranks import together
+
+from support.ranks import together
 
 
 def exchange_twice(world: Any) -> None:

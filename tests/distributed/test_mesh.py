@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import together
 from safetensors.torch import load_file, save_file
-from test_group import written_bytes
 from torch import Tensor
 
 from codistill.data.batches import Share
@@ -19,7 +17,9 @@ from codistill.engine.peers import ALONE, Alone
 from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.engine.step import PlainExecutor, Programs
 from codistill.recipes.schema import Constant, Recipe, Sgd
-from tiny import tiny_recipe
+from support.mesh import mesh_of, take_steps, training_of
+from support.ranks import together, written_bytes
+from support.tiny import tiny_recipe
 
 BATCH, RATE, STEPS = 33, 0.05, 3
 SHARES = [slice(0, 17), slice(17, 33)]
@@ -42,32 +42,6 @@ def float64() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
-
-
-def training_of(recipe: Recipe, *peers: Any) -> Any:
-    from codistill.data.load import load
-    from codistill.engine.runtime import prepare
-    from codistill.engine.state import prepare_training
-
-    torch.set_default_dtype(torch.float64)
-    return prepare_training(recipe, load(recipe.data, seed=recipe.seed), prepare(recipe.runtime), *peers)
-
-
-def mesh_of(world: Any, recipe: Recipe, split: str, shards: int) -> Any:
-    from codistill.distributed.layout import Layout, Split
-    from codistill.distributed.mesh import MeshPeers
-
-    return MeshPeers(world, Layout(Split.parse(split, recipe), shards), recipe)
-
-
-def take_steps(training: Any, count: int) -> None:
-    from codistill.engine.schedule import Position, TrainingSchedule
-    from codistill.engine.trainer import choose_step, draw_epoch
-
-    step, plan = choose_step(training), draw_epoch(training, 0)
-    schedule = TrainingSchedule.of(training.recipe, len(training.data.splits["train"]))
-    for index in range(count):
-        step(plan.step(index), schedule.context(Position(0, index)))
 
 
 def contiguous(module: torch.nn.Module) -> dict[str, Tensor]:

@@ -9,27 +9,29 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import checksums, ranks_of, recipe_of, together, wait_for
 from safetensors.torch import load_file, save_file
-from test_data_parallel import (
-    assert_close,
-    assert_same_story,
-    shared_recipe,
-    tensors,
-    train_alone,
-    train_meshed,
-    trained_alone,
-)
-from test_group import end_oddly, written_bytes
-from test_mesh import mesh_of, take_steps, training_of
 from torch import Tensor
 
 from codistill.cohort import Cohort
 from codistill.distributed.sharded import ShardedParams, shard_units, submodules
 from codistill.recipes import RecipeError
 from codistill.recipes.schema import Evaluation, Recipe
-from processes import in_new_process
-from tiny import tiny_recipe
+from support.mesh import (
+    assert_close,
+    assert_same_story,
+    mesh_of,
+    shared_recipe,
+    take_steps,
+    tensors,
+    train_alone,
+    train_meshed,
+    trained_alone,
+    training_of,
+)
+from support.processes import in_new_process
+from support.ranks import end_oddly, ranks_of, recipe_of, together, wait_for, written_bytes
+from support.runs import checksums
+from support.tiny import tiny_recipe
 
 FOREIGN = {"a": "timm:resnet10t", "b": "timm:vit_tiny_patch16_224:img_size=28,patch_size=14"}
 VARIANTS = ("dcm", "adamw, clipped", "mixup, accumulated")
@@ -132,7 +134,7 @@ def train_some(world: Any, recipe: Recipe, split: str, harm: Any, notes: Path) -
     from codistill.distributed import sharded
 
     if any(name.startswith("timm:") for name in recipe.networks.values()):
-        import zoo  # noqa: F401
+        from support import zoo  # noqa: F401
     if harm is finely_sharded:
         sharded.BUCKET_BYTES = 0
     mesh = mesh_of(world, recipe, split, 2)

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from building import ROOT
-from markup import Markup
+
+from support.markup import Markup
+from support.site import ROOT
 
 NOTEBOOK = json.loads((ROOT / "examples" / "codistill.ipynb").read_text(encoding="utf-8"))
 CODE = [cell for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]

@@ -18,7 +18,7 @@ from codistill.engine.trainer import choose_step
 from codistill.networks.cost import cost
 from codistill.networks.families import architecture
 from codistill.recipes.schema import Augment, Runtime
-from tiny import tiny_recipe
+from support.tiny import tiny_recipe
 
 
 def test_a_bench_of_the_plain_step() -> None:

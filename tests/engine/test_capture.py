@@ -21,7 +21,7 @@ from codistill.engine.fast.capture import OVERLAPS, CapturedStep, Graph, Overlap
 from codistill.engine.runtime import prepared
 from codistill.engine.schedule import Position, StepContext, TrainingSchedule
 from codistill.engine.state import Training, prepare_training
-from tiny import tiny_recipe
+from support.tiny import tiny_recipe
 
 SMALL = {"a": "wrn-10-1", "b": "resnet-8"}
 

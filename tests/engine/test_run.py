@@ -16,7 +16,7 @@ from codistill.errors import RunError
 from codistill.recipes import parse
 from codistill.recipes.schema import Recipe
 from codistill.runs.folder import RunFolder
-from tiny import tiny_recipe
+from support.tiny import tiny_recipe
 
 
 def run(recipe: Recipe, out: Path) -> int:

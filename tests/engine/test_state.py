@@ -20,7 +20,7 @@ from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.engine.state import Training, prepare_training
 from codistill.engine.trainer import choose_step
 from codistill.recipes.schema import Recipe, Sgd, Steps
-from tiny import tiny_recipe
+from support.tiny import tiny_recipe
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 

@@ -8,10 +8,8 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from test_round_trip import CLASSIFY, SCRIPTS, run
 from torch import Tensor, nn
 
-import zoo
 from codistill.data import embedded
 from codistill.data.augmentation import normalise
 from codistill.data.images import ImageData, Images
@@ -20,7 +18,9 @@ from codistill.export import bundle
 from codistill.export.export import Exported, export_network
 from codistill.export.formats import FORMATS
 from codistill.recipes.schema import Length
-from tiny import tiny_recipe
+from support import zoo
+from support.exports import CLASSIFY, SCRIPTS, run
+from support.tiny import tiny_recipe
 
 NETWORKS = {"a": "timm:resnet10t", "b": "torchvision:squeezenet1_1"}
 BUILD = {

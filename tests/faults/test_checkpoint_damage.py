@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints import NAMES, assert_is, content, filled, seal
 from codistill.errors import RunError
 from codistill.runs.checkpoint import Store
-from stress import DAMAGES
+from support.checkpoints import NAMES, assert_is, content, filled, seal
+from support.stress import DAMAGES
 
 
 def flip(path, chance):

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints import NAMES, assert_is, content, filled, listed
 from codistill.errors import RunError
 from codistill.runs import checkpoint, files
 from codistill.runs.checkpoint import Store
-from stress import FAULT_ROUNDS, KILLED_SAVES
+from support.checkpoints import NAMES, assert_is, content, filled, listed
+from support.stress import FAULT_ROUNDS, KILLED_SAVES
 
 
 class Death(BaseException):
@@ -176,7 +176,7 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 sys.path.insert(0, sys.argv[1])
-from checkpoints import assert_is, content
+from support.checkpoints import assert_is, content
 from codistill.runs.checkpoint import Store
 folder, kills, instant = Path(sys.argv[2]), int(sys.argv[3]), random.Random(int(sys.argv[4]))
 promised = leftovers = 0

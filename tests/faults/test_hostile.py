@@ -19,8 +19,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from codistill.cli.app import app
-from processes import in_new_process
-from stress import Counted
+from support.processes import in_new_process
+from support.stress import Counted
 
 TERABYTE = 2**40
 MEMORY_BYTES = 300 * 2**20

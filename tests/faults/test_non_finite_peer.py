@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from injection import KINDS, Stepper, assert_same, bad_logit, bad_weight, own, started, without_edges_of
 from safetensors.torch import save_file
 
 from codistill.engine.health import Recovery
 from codistill.recipes.schema import AdamW
-from stress import INJECTIONS, Counted
-from tiny import tiny_recipe
+from support.injection import KINDS, Stepper, assert_same, bad_logit, bad_weight, own, started, without_edges_of
+from support.stress import INJECTIONS, Counted
+from support.tiny import tiny_recipe
 
 STEPS = 4
 VALUES = (math.nan, math.inf, -math.inf)

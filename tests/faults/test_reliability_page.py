@@ -42,7 +42,9 @@ def test_every_mutation_names_a_test_that_exists() -> None:
 def published(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """How often `make stress` does each thing."""
     monkeypatch.setenv("CODISTILL_STRESS", "1")
-    return {name: value for name, value in runpy.run_path(str(TESTS / "stress.py")).items() if name.isupper()}
+    return {
+        name: value for name, value in runpy.run_path(str(TESTS / "support" / "stress.py")).items() if name.isupper()
+    }
 
 
 def test_the_page_counts_as_the_tests_do(published: dict[str, int]) -> None:

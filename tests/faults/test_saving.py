@@ -8,12 +8,12 @@ import pytest
 import torch
 from PIL import Image
 
-from checkpoints import assert_is, content, listed
 from codistill.engine import trainer
 from codistill.errors import RunError
 from codistill.runs.checkpoint import Saver, Snapshot, Store, snapshot
 from codistill.runs.journal import read_journal
-from tiny import tiny_recipe
+from support.checkpoints import assert_is, content, listed
+from support.tiny import tiny_recipe
 
 
 class SlowStore(Store):

@@ -16,7 +16,7 @@ from codistill.engine.state import Training, prepare_training
 from codistill.engine.step import PlainStep
 from codistill.engine.trainer import choose_step
 from codistill.recipes.schema import AdamW, Augment, Recipe, Runtime
-from tiny import tiny_recipe
+from support.tiny import tiny_recipe
 
 pytestmark = [
     pytest.mark.gpu,

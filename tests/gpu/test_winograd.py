@@ -14,7 +14,7 @@ from codistill.networks.layers import Conv2d
 from codistill.ops import dispatch as kernels
 from codistill.ops.dispatch import Apart, is_wide, own_kernels, weights_apart
 from codistill.recipes.schema import Runtime
-from tiny import tiny_recipe
+from support.tiny import tiny_recipe
 
 pytestmark = [
     pytest.mark.gpu,

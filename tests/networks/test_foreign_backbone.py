@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import zoo
 from codistill.cohort import Cohort, Member
 from codistill.networks.adapters.architecture import ForeignBackbone
 from codistill.networks.families import architecture
+from support import zoo
 
 NAMES = {
     "timm:resnet10t": 32,

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import zoo
 from codistill.cohort import Cohort
 from codistill.networks.adapters.architecture import OwnArchitecture
 from codistill.networks.families import architecture
+from support import zoo
 
 IMAGES = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import zoo
 from codistill.cohort import Cohort
 from codistill.networks.families import architecture
 from codistill.transfer import methods
 from codistill.transfer.objective import Objective
+from support import zoo
 
 CLASSES = 5
 PARTNER = "wrn-10-1"

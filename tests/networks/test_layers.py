@@ -5,13 +5,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-import zoo
 from codistill import Cohort
 from codistill.engine.fast.sections import runs_own_kernels
 from codistill.networks.densenet import DenseLayer, DenseStage, transition
 from codistill.networks.layers import AvgPool2x2, Conv2d, NormAct, conv_norm_relu, has_fused_kernels
 from codistill.ops import dispatch as kernels
 from codistill.ops.dispatch import fit, halved, is_small, own_kernels
+from support import zoo
 
 ACTIVATIONS = {"none": None, "relu": nn.ReLU(inplace=True), "relu6": nn.ReLU6(inplace=True)}
 BY_HAND = {"none": lambda x: x, "relu": lambda x: x.clamp(min=0), "relu6": lambda x: x.clamp(0, 6)}

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from made_up import look, made_up_run, quick
 
 from codistill.data.load import load
 from codistill.engine import trainer
@@ -17,7 +16,8 @@ from codistill.report import mistakes
 from codistill.report.answers import Answers, UnavailableError, answers
 from codistill.report.blocks import Chart, Gallery, Words
 from codistill.report.read import read_run
-from tiny import tiny_recipe
+from support.made_up import look, made_up_run, quick
+from support.tiny import tiny_recipe
 
 
 def soon() -> float:

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up import SEEDS, look, made_up_run, quick
-from tabs import Tab
 
 from codistill.report import page
 from codistill.studies import catalogue
+from support.browser import Tab
+from support.made_up import SEEDS, look, made_up_run, quick
 
 EVIL = "<script>alert(1)</script>"
 

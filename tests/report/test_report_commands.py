@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up import look, made_up_run, quick
 from typer.testing import CliRunner
 
 from codistill.cli.app import app
 from codistill.studies import catalogue
+from support.made_up import look, made_up_run, quick
 
 
 def call(*arguments: object) -> Any:

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from made_up import append, made_up_run, quick, record
-from tabs import Tab
 
 from codistill.recipes import parse
 from codistill.report.server import VERSION, RunWatcher, Server
-from tiny import tiny_recipe
+from support.browser import Tab
+from support.made_up import append, made_up_run, quick, record
+from support.tiny import tiny_recipe
 
 
 def serving(folder: Path) -> Server:

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from checkpoints import NAMES, assert_is, content, filled, listed, same, seal
 from codistill.runs import checkpoint
 from codistill.runs.checkpoint import DTYPES, Store, snapshot
+from support.checkpoints import NAMES, assert_is, content, filled, listed, same, seal
 
 
 def test_what_is_saved_comes_back(tmp_path):

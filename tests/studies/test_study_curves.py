@@ -5,10 +5,10 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from synthetic import made_up_results
 
 from codistill.studies import catalogue, curves
 from codistill.studies.study import Results, Study
+from support.synthetic import made_up_results
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from synthetic import result_json
 
 from codistill import recipes
 from codistill.engine.bench import Runner
@@ -24,6 +23,7 @@ from codistill.studies.flops import (
     sizes,
     training_flops,
 )
+from support.synthetic import result_json
 
 # Forward GFLOP an image at 32×32 and 100 classes, counted independently: alone, and with both heads.
 WRN_28_4, WRN_28_4_WITH_HEADS = 1.691, 4.728

@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from study_call import ON_CPU, StudyCall
-from synthetic import ENVIRONMENT
 
 from codistill import recipes
 from codistill.recipes import Recipe
 from codistill.studies import catalogue, plan
 from codistill.studies.flops import Sizes, training_flops
 from codistill.studies.plan import plan_runs
+from support.study_call import ON_CPU, StudyCall
+from support.synthetic import ENVIRONMENT
 
 pytestmark = pytest.mark.usefixtures("quick")
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from synthetic import made_up_results, result_json
 
 from codistill.recipes import Recipe
 from codistill.runs.result import Result, read_result
@@ -16,6 +15,7 @@ from codistill.studies.analysis import StudyTables, build_tables
 from codistill.studies.statistics import Summary
 from codistill.studies.study import Results, Study
 from codistill.studies.tables import Table, format_cell
+from support.synthetic import made_up_results, result_json
 
 # Errors of networks a and b by method and seed, chosen so that the numbers below can be checked by hand.
 ERRORS = {

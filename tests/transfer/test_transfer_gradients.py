@@ -10,7 +10,7 @@ import torch
 from codistill.transfer import methods
 from codistill.transfer.graph import Outline, TransferGraph
 from codistill.transfer.objective import Objective
-from reference import numpy_objective as paper
+from support import numpy_objective as paper
 
 TWINS = Outline({name: {"final": 1, "stage2": 2} for name in "ab"})
 LABELS = torch.tensor([0, 2, 1])

@@ -11,7 +11,7 @@ from codistill.transfer import methods
 from codistill.transfer.graph import Outline, Transfer, TransferGraph
 from codistill.transfer.objective import Objective
 from codistill.transfer.per_edge import divergence, edge_terms
-from reference import numpy_objective as paper
+from support import numpy_objective as paper
 
 TWINS = Outline({name: {"final": 1, "stage2": 2, "stage1": 3} for name in "ab"})
 UNEQUAL = Outline({"a": {"final": 1, "stage2": 2, "stage1": 3}, "b": {"final": 1}, "c": {"final": 1, "stem": 4}})
