@@ -30,7 +30,7 @@ def test_every_public_name_is_what_it_says() -> None:
     assert dir(codistill) == sorted(codistill.__all__)
     places = {
         "Cohort": "codistill.cohort",
-        "TrackerSink": "codistill.trackers.sink",
+        "TrackerSink": "codistill.trackers",
         "Objective": "codistill.transfer.objective",
         "Outline": "codistill.transfer.graph",
         "Recipe": "codistill.recipes.schema",

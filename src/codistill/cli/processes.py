@@ -30,7 +30,7 @@ from codistill.errors import ExitCode
 from codistill.log import logging_to
 from codistill.recipes.schema import Recipe
 from codistill.runs.folder import RunFolder
-from codistill.trackers.sink import TrackerSink, check_trackers
+from codistill.trackers import TrackerSink, check_trackers
 
 if TYPE_CHECKING:
     from codistill.engine.trainer import Progress

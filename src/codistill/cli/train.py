@@ -18,7 +18,7 @@ from codistill.log import logging_to
 from codistill.recipes.schema import Recipe
 from codistill.runs.folder import RunFolder
 from codistill.runs.result import read_finished
-from codistill.trackers.sink import TrackerSink, check_trackers
+from codistill.trackers import TrackerSink, check_trackers
 
 
 def train(source: str, changes: Sequence[str], out: Path | None, *, quiet: bool, trackers: Sequence[str] = ()) -> int:
