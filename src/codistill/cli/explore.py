@@ -14,7 +14,6 @@ from codistill import recipes
 from codistill.cli.terminal import console, two_columns
 from codistill.cli.train import memory_explained, smaller
 from codistill.errors import unknown
-from codistill.hardware import available_bytes, cores
 from codistill.networks.families import describe_families
 from codistill.recipes.datasets import DATASETS
 from codistill.transfer import methods
@@ -207,39 +206,6 @@ def _data_rows(facts: Mapping[str, Any]) -> dict[str, str]:
 
         rows["left out"] = f"{describe_ignored(left_out)}; {SUFFIXES_READ}"
     return rows
-
-
-def bench_data(
-    folder: Path, source: str, changes: Sequence[str], *, seconds: float, images_per_s: float | None, as_json: bool
-) -> None:
-    """Compare the decoding rate of the folder with the training rate of the recipe; ``images_per_s`` if known."""
-    from codistill.data.image_files import list_images
-    from codistill.data.stream import advice, decoding_rates, processes
-    from codistill.engine.bench import pace
-
-    recipe = recipes.resolve(source, ["data.name=folder", f"data.folder={json.dumps(str(folder))}", *changes])
-    found = list_images(folder.expanduser())
-    side = recipe.data.side
-    counts = [count for count in (1, 2, 4, 8, 16, 32, 64, 128) if count < cores()] + [cores()]
-    typer.echo(f"measuring the decoding rate with up to {processes(counts[-1])} …", err=True)
-    rates = dict(decoding_rates(found, recipe.data, counts, seconds))
-    device, path = images_per_s, "as given"
-    if device is None:
-        typer.echo(
-            f"measuring training steps of {recipe.batch_size} images, which can take minutes on a CPU; "
-            "--images-per-s N skips this …",
-            err=True,
-        )
-        with memory_explained(smaller(recipe)):
-            device, path = pace(recipe, 3, side, len(found.class_names), seconds)
-    pixel_bytes = found.images * 3 * side**2
-    lines = advice(rates, device, pixel_bytes, available_bytes())
-    if as_json:
-        typer.echo(json.dumps({"decoding": rates, "device": device, "path": path, "advice": lines}, indent=2))
-        return
-    rows = {f"decoding, {processes(count)}": f"{rate:,.0f} images/s" for count, rate in rates.items()}
-    console().print(two_columns({**rows, "device": f"{device:,.0f} images/s ({recipe.name}, {recipe.method}; {path})"}))
-    typer.echo("\n".join(lines))
 
 
 def bench(source: str, changes: list[str], *, steps: int, as_json: bool) -> None:

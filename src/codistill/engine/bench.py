@@ -82,16 +82,6 @@ def bench(recipe: Recipe, channels: int, side: int, classes: int, steps: int, *,
         )
 
 
-def pace(recipe: Recipe, channels: int, side: int, classes: int, seconds: float) -> tuple[float, str]:
-    """Measure images per second for about ``seconds``, at least one step after two of warm-up; also the step's path."""
-    data = random_data(channels, side, classes, images=recipe.batch_size * EPOCH_STEPS)
-    with prepared(recipe.runtime) as machine:
-        run = Runner.of(recipe, data, machine)
-        run(1)
-        steps = max(1, int(seconds / run(1)))
-        return steps * recipe.batch_size / run(steps), run.step.path
-
-
 def _flops_per_image(training: Training, shape: tuple[int, int, int]) -> int:
     learning = training.recipe.graph.learning_networks
     return sum(
