@@ -142,7 +142,7 @@ def train(
 
     Ctrl-C (or SIGTERM or SIGUSR1) saves and stops. The same command continues exactly where the run stopped.
     """
-    from codistill.cli.processes import LaunchOptions, train
+    from codistill.cli.train import LaunchOptions, train
     from codistill.distributed.layout import LayoutRequest
 
     options = LaunchOptions(nproc, LayoutRequest(split, shards), timeout, restarts)
