@@ -37,7 +37,7 @@ def test_every_public_name_is_what_it_says() -> None:
         "Transfer": "codistill.transfer.graph",
         "TransferGraph": "codistill.transfer.graph",
         "build_report": "codistill.report.page",
-        "count_costs": "codistill.studies.network_costs",
+        "count_costs": "codistill.studies.costs",
         "export_network": "codistill.export.export",
         "from_datasets": "codistill.data.datasets",
         "predict": "codistill.export.predict",

@@ -11,7 +11,7 @@ from synthetic import ENVIRONMENT
 from codistill import recipes
 from codistill.recipes import Recipe
 from codistill.studies import catalogue, plan
-from codistill.studies.flops import Sizes, training_flops
+from codistill.studies.costs import Sizes, training_flops
 from codistill.studies.plan import plan_runs
 
 pytestmark = pytest.mark.usefixtures("quick")

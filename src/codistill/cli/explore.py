@@ -20,7 +20,7 @@ from codistill.transfer import methods
 
 if TYPE_CHECKING:
     from codistill.engine.bench import Bench
-    from codistill.studies.network_costs import NetworkCost, NetworkInput
+    from codistill.studies.costs import NetworkCost, Sizes
 
 
 def listed_recipes() -> dict[str, str]:
@@ -70,23 +70,22 @@ def show_listings(what: str | None) -> None:
 
 
 def show(source: str, changes: Sequence[str], *, as_json: bool) -> None:
-    from codistill.studies.network_costs import count_costs, network_input
+    from codistill.studies.costs import assumed_sizes, count_costs, sizes
 
     recipe = recipes.resolve(source, changes)
-    seen = network_input(recipe)
-    costs = count_costs(recipe, seen)
+    known, costs = sizes(recipe), count_costs(recipe)
+    seen, note = known or assumed_sizes(recipe), "" if known else " assumed, because data.folder is not available"
     if as_json:
-        typer.echo(json.dumps(to_dict(recipe, seen, costs), indent=2))
+        typer.echo(json.dumps(to_dict(recipe, seen, note, costs), indent=2))
         return
     typer.echo(recipes.dumps(recipe))
     screen = console()
     screen.print(costs_table(costs))
     if any(cost.plan for cost in costs.values()):
         screen.print(plan_table(costs))
-    classes = f"{seen.classes} classes{seen.note}"
     training = sum(cost.training_flops for cost in costs.values())
     screen.print(
-        f"For one image of {seen.channels}×{seen.height}×{seen.width}, {classes}; 2 FLOPs per multiply-add.\n"
+        f"For one image of {'×'.join(map(str, seen.shape))}, {seen.classes} classes{note}; 2 FLOPs per multiply-add.\n"
         f"Training costs {_mega(training)} MFLOPs per image: 3 × forward with heads; 1 × for a frozen teacher.\n"
     )
     typer.echo(recipe.graph.matrix())
@@ -138,10 +137,11 @@ def plan_table(costs: "dict[str, NetworkCost]") -> Table:
     return table
 
 
-def to_dict(recipe: recipes.Recipe, seen: "NetworkInput", costs: "dict[str, NetworkCost]") -> dict[str, Any]:
+def to_dict(recipe: recipes.Recipe, seen: "Sizes", note: str, costs: "dict[str, NetworkCost]") -> dict[str, Any]:
+    channels, height, width = seen.shape
     return {
         "recipe": recipe.model_dump(mode="json"),
-        "input": asdict(seen),
+        "input": {"channels": channels, "height": height, "width": width, "classes": seen.classes, "note": note},
         "networks": {name: {**asdict(cost), "heads_share": cost.heads_share} for name, cost in costs.items()},
         "training_flops_per_image": sum(cost.training_flops for cost in costs.values()),
         "edges": len(recipe.graph.transfers),
@@ -209,7 +209,7 @@ def _data_rows(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def bench(source: str, changes: list[str], *, steps: int, as_json: bool) -> None:
-    from codistill.studies.flops import sizes
+    from codistill.studies.costs import sizes
 
     recipe = recipes.resolve(source, changes)
     seen = sizes(recipe)

@@ -15,7 +15,7 @@ from codistill.errors import ExitCode
 from codistill.runs.result import Result, read_result
 from codistill.studies import catalogue
 from codistill.studies.analysis import StudyTables, build_tables
-from codistill.studies.flops import epoch_flops
+from codistill.studies.costs import epoch_flops
 from codistill.studies.plan import (
     Pace,
     Plan,
