@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from codistill.data.images import ImageData, Images, channel_statistics
-from codistill.data.load import load
-from codistill.data.prepare import balanced_subset, corrupt, stratified_subset
+from codistill.data.load import balanced_subset, corrupt, load, stratified_subset
 from codistill.recipes.datasets import NUMBERS
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")

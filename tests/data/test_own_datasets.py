@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from codistill.data.datasets import from_datasets
 from codistill.data.images import ImageData, Images
-from codistill.data.prepare import prepare
+from codistill.data.load import prepare
 from codistill.recipes.schema import Data
 
 RANDOM = np.random.default_rng(0)

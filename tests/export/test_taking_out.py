@@ -13,10 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from codistill.data import embedded
 from codistill.engine import trainer
-from codistill.export.export import export_network
+from codistill.export.export import export_network, prove
 from codistill.export.formats import FORMATS
 from codistill.export.network import load_network
-from codistill.export.proofs import prove
 from codistill.recipes.schema import Length
 from codistill.report.overview import read_overview
 from codistill.report.page import live_page

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from codistill.cohort import Cohort, Member
-from codistill.networks.adapters.architecture import ForeignBackbone
+from codistill.networks.adapters.architecture import AdaptedBackbone
 from codistill.networks.families import architecture
 from support import zoo
 
@@ -50,7 +50,7 @@ def test_a_member_is_one_graph(name: str) -> None:
 
 def test_features_are_kept_by_nobody_after_the_pass() -> None:
     backbone = architecture("timm:resnet10t").backbone(5)
-    assert isinstance(backbone, ForeignBackbone)
+    assert isinstance(backbone, AdaptedBackbone)
     backbone.features(images(32))
     backbone(images(32))
     assert [tap.kept for tap in backbone.taps.values()] == [None] * len(backbone.exits)

@@ -9,7 +9,7 @@ import pytest
 from codistill import recipes
 from codistill.recipes import Recipe
 from codistill.studies import catalogue, plan
-from codistill.studies.flops import Sizes, training_flops
+from codistill.studies.costs import Sizes, training_flops
 from codistill.studies.plan import plan_runs
 from support.study_call import ON_CPU, StudyCall
 from support.synthetic import ENVIRONMENT

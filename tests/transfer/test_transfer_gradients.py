@@ -1,4 +1,4 @@
-"""What the gradients must be: the KL form's, finite differences', nothing into a source, nothing from a non-finite one."""
+"""What the gradients must be: the KL form's, finite differences', none into a source, none from a non-finite one."""
 
 import runpy
 from pathlib import Path

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -16,7 +15,7 @@ from codistill.errors import ExitCode
 from codistill.runs.result import Result, read_result
 from codistill.studies import catalogue
 from codistill.studies.analysis import StudyTables, build_tables
-from codistill.studies.flops import epoch_flops
+from codistill.studies.costs import epoch_flops
 from codistill.studies.plan import (
     Pace,
     Plan,
@@ -210,9 +209,7 @@ class StudyProgress:
         self._bars.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         with suppress(OSError):
             self._bars.stop()
 

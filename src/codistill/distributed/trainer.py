@@ -22,7 +22,7 @@ from codistill.engine.state import cohort_of, prepare_training
 from codistill.engine.trainer import Progress, ignore, never, run_training
 from codistill.errors import RunError
 from codistill.log import log
-from codistill.networks.cost import cost, training_passes
+from codistill.networks.cost import training_flops
 from codistill.recipes import difference
 from codistill.recipes.schema import Recipe
 from codistill.runs.files import to_json
@@ -101,14 +101,12 @@ def _train(
             log.info("%s %s", world.describe(world.rank), world.traffic)
 
 
-def count_flops(recipe: Recipe, data: ImageData) -> dict[str, float]:
+def count_flops(recipe: Recipe, data: ImageData) -> dict[str, int]:
     """Returns each network's FLOPs for one image in training: forward and backward, heads included."""
     with torch.device("meta"):
         cohort = cohort_of(recipe, data.num_classes, data.channels)
     shape = data.channels, *recipe.augment.crop_size(data.image_size)
-    learning = recipe.graph.learning_networks
-    members = cohort.members.items()
-    return {name: cost(member, shape).flops * training_passes(name in learning) for name, member in members}
+    return training_flops(cohort.members, recipe.graph.learning_networks, shape)
 
 
 @contextmanager

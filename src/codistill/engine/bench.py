@@ -17,7 +17,7 @@ from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.engine.state import Training, prepare_training
 from codistill.engine.step import PARTS, PlainExecutor, PlainStep, step
 from codistill.engine.trainer import choose_step, draw_epoch
-from codistill.networks.cost import cost, training_passes
+from codistill.networks.cost import training_flops
 from codistill.recipes.schema import Recipe
 
 WARM_UP_STEPS = 3
@@ -70,35 +70,19 @@ def bench(recipe: Recipe, channels: int, side: int, classes: int, steps: int, *,
         start_up_s = time.perf_counter() - started_at
         run(WARM_UP_STEPS)
         images_per_s = steps * recipe.batch_size / run(steps)
+        members, learning = run.training.cohort.members, recipe.graph.learning_networks
+        flops = training_flops(members, learning, (channels, side, side))
         return Bench(
             device=torch.cuda.get_device_name() if device.type == "cuda" else device.type,
             path=run.step.path,
             images_per_s=images_per_s,
-            flops_per_image=_flops_per_image(run.training, (channels, side, side)),
+            flops_per_image=sum(flops.values()),
             matmul_flops_per_s=matmul,
             start_up_s=start_up_s,
             # Before the parts are measured, which takes extra memory.
             peak_device_bytes=torch.cuda.max_memory_allocated() if device.type == "cuda" else None,
             parts_ms=run.parts_ms(steps),
         )
-
-
-def pace(recipe: Recipe, channels: int, side: int, classes: int, seconds: float) -> tuple[float, str]:
-    """Measure images per second for about ``seconds``, at least one step after two of warm-up; also the step's path."""
-    data = random_data(channels, side, classes, images=recipe.batch_size * EPOCH_STEPS)
-    with prepared(recipe.runtime) as machine:
-        run = Runner.of(recipe, data, machine)
-        run(1)
-        steps = max(1, int(seconds / run(1)))
-        return steps * recipe.batch_size / run(steps), run.step.path
-
-
-def _flops_per_image(training: Training, shape: tuple[int, int, int]) -> int:
-    learning = training.recipe.graph.learning_networks
-    return sum(
-        cost(member, shape).flops * training_passes(name in learning)
-        for name, member in training.cohort.members.items()
-    )
 
 
 class Runner:

@@ -15,7 +15,7 @@ from codistill.runs.environment import describe
 from codistill.runs.files import open_regular, refuse_unless
 from codistill.runs.folder import RunFolder
 from codistill.runs.result import Result, device_name, read_result
-from codistill.studies.flops import finished_flops_per_s, measured_flops_per_s, sizes, training_flops
+from codistill.studies.costs import finished_flops_per_s, measured_flops_per_s, sizes, training_flops
 from codistill.studies.study import Study, StudyRow, slug
 from codistill.studies.tables import Cell, Table
 

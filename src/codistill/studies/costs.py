@@ -1,4 +1,4 @@
-"""FLOPs of trainings, counted without running them, and the FLOP/s of finished runs or of a few measured steps.
+"""What networks and trainings cost: parameters and FLOPs, counted without running them, and the FLOP/s of runs.
 
 torch is imported only when something is counted or measured.
 """
@@ -15,7 +15,11 @@ from codistill.recipes.datasets import NUMBERS
 from codistill.runs.result import Result
 
 if TYPE_CHECKING:
+    from codistill.cohort import Cohort
     from codistill.engine.runtime import Machine
+    from codistill.networks.cost import Cost
+
+IMAGENET_CLASSES = 1000
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,40 @@ class Sizes:
     images: int
     classes: int
     shape: tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class HeadPlan:
+    """An auxiliary classifier: the module whose output it reads, the shape of that output, its layers and its cost."""
+
+    stage: int
+    module: str
+    features: tuple[int, ...]
+    made_of: str
+    cost: "Cost"
+
+
+@dataclass(frozen=True)
+class NetworkCost:
+    """The cost of one network as it ships, and of the heads that it is trained with."""
+
+    network: str
+    backbone: "Cost"
+    heads: "Cost"
+    learns: bool
+    plan: dict[str, HeadPlan]
+    """Heads by the name of their exit."""
+
+    @property
+    def training_flops(self) -> int:
+        """FLOPs per training image: forward and backward, or forward alone if the network is frozen."""
+        from codistill.networks.cost import training_passes
+
+        return (self.backbone.flops + self.heads.flops) * training_passes(self.learns)
+
+    @property
+    def heads_share(self) -> float:
+        return self.heads.flops / (self.backbone.flops + self.heads.flops)
 
 
 # On a CPU, a measured step has as many images as fit into this: a second or a few.
@@ -47,6 +85,12 @@ def sizes(recipe: Recipe) -> Sizes | None:
     return Sizes(images, classes, (channels, side, side))
 
 
+def assumed_sizes(recipe: Recipe) -> Sizes:
+    """The sizes of ImageNet, for a folder of images that does not exist here."""
+    side = recipe.augment.crop or recipe.data.image_size or 0
+    return Sizes(0, IMAGENET_CLASSES, (3, side, side))
+
+
 @lru_cache
 def _count_images(folder: Path) -> tuple[int, int, int] | None:
     """Count a folder's images and classes; None if its layout is wrong, which the training reports."""
@@ -57,6 +101,45 @@ def _count_images(folder: Path) -> tuple[int, int, int] | None:
     except ValueError:
         return None
     return len(found.sets["train"]), len(found.class_names), 3
+
+
+def count_costs(recipe: Recipe) -> dict[str, NetworkCost]:
+    """Return the cost of every network of a recipe, counted on the meta device without memory or computation."""
+    import torch
+
+    from codistill.engine.state import cohort_of
+    from codistill.networks.cost import Cost, cost
+
+    seen, learning = sizes(recipe) or assumed_sizes(recipe), recipe.graph.learning_networks
+    channels, height, width = seen.shape
+    with torch.device("meta"):
+        cohort = cohort_of(recipe, seen.classes, channels, image_size=(height, width))
+    costs = {}
+    for name, member in cohort.members.items():
+        plan = _plan_heads(cohort, name, seen.shape)
+        parts = [head.cost for head in plan.values()]
+        heads = Cost(sum(part.parameters for part in parts), sum(part.flops for part in parts))
+        plain = cost(member.get_submodule("backbone"), seen.shape)
+        costs[name] = NetworkCost(recipe.networks[name], plain, heads, name in learning, plan)
+    return costs
+
+
+def _plan_heads(cohort: "Cohort", name: str, shape: tuple[int, int, int]) -> dict[str, HeadPlan]:
+    """Return the heads of a network of a cohort on the meta device, by exit."""
+    import torch
+
+    from codistill.networks.cost import BATCH, cost
+
+    member = cohort.members[name]
+    with torch.no_grad():
+        features = member.backbone.features(torch.empty(BATCH, *shape, device="meta"))
+    places = {place.name: place for place in member.backbone.exits}
+    plan = {}
+    for exit_name, head in member.heads.items():
+        place, inside = places[exit_name], tuple(features[exit_name].shape[1:])
+        made_of = cohort.head_descriptions[f"{name}/{exit_name}"]
+        plan[exit_name] = HeadPlan(place.stage, place.path or exit_name, inside, made_of, cost(head, inside))
+    return plan
 
 
 def training_flops(recipe: Recipe) -> int | None:

@@ -14,7 +14,7 @@ from codistill.engine.state import Training
 from codistill.engine.step import PlainStep
 from codistill.recipes import Recipe
 from codistill.runs.result import read_result
-from codistill.studies.flops import (
+from codistill.studies.costs import (
     Sizes,
     finished_flops_per_s,
     image_flops,
