@@ -93,7 +93,7 @@ def test_images_are_not_compiled_where_a_kernel_makes_them(has_kernel: bool) -> 
 def test_where_a_kernel_makes_images(
     device: str, compiled: bool, augmentation: dict[str, Any], has_kernel: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only where networks have kernels: compile=false is without Triton, the way out where that does not run."""
+    """Only where networks have kernels: kernels=torch is without Triton, the way out where that does not run."""
     data = random_data(1, 8, 10, images=4)
     monkeypatch.setattr("codistill.data.device.find_spec", lambda name: name)
     monkeypatch.setattr(torch, "tensor", lambda values, **_: values)  # there may be no such device
@@ -141,5 +141,5 @@ def test_what_cannot_be_one_graph_is_refused_with_what_to_type() -> None:
             print("a graph break")
             return x + 1
 
-    with pytest.raises(ValueError, match=r"torch.compile refuses Broken: .*; set runtime.compile=false"):
+    with pytest.raises(ValueError, match=r"torch.compile refuses Broken: .*; set runtime.kernels=torch"):
         compiled_whole(Broken())(torch.ones(2))

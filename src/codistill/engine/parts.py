@@ -10,7 +10,7 @@ from torch import Tensor
 from codistill.cohort import Cohort
 from codistill.data.batches import Draws
 from codistill.engine.fast.compiler import prepare_compiler
-from codistill.engine.fast.sections import Network, Prepare, arranged, as_it_is, compiled
+from codistill.engine.fast.sections import PREPARE, Network, Prepare, arranged, as_it_is
 from codistill.engine.optim import Held
 from codistill.engine.schedule import StepContext
 from codistill.engine.state import Training
@@ -57,9 +57,11 @@ class FunctionsBySize:
         largest = min(training.recipe.batch_size, len(training.data.splits["train"]))
         self.full_size = len(training.peers.share.range_of(largest))
         self.short = self.full = Functions.of(training, cohort, as_it_is)
-        if training.recipe.runtime.compile:
+        kernels = training.machine.kernels
+        if kernels == "inductor":
             prepare_compiler()
-            self.full = Functions.of(training, cohort, compiled)
+        if kernels != "torch":
+            self.full = Functions.of(training, cohort, PREPARE[kernels])
 
     def for_batch_of(self, images: int) -> Functions:
         return self.full if images == self.full_size else self.short

@@ -38,8 +38,7 @@ class PlainStep:
 def choose_step(training: Training) -> Step:
     """The fastest path that the recipe allows on this device; the log names it."""
     recipe, machine = training.recipe, training.machine
-    path = [machine.precision, *(["compiled"] if recipe.runtime.compile else [])]
-    path += training.peers.words
+    path = [*machine.words, *training.peers.words]
     if machine.captures(recipe) and training.peers.recordable:
         return CapturedStep(training, ", ".join([*path, "captured as one CUDA graph"]))
     if machine.device.type == "cuda" and recipe.runtime.capture:

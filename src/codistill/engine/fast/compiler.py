@@ -46,6 +46,6 @@ def compiled_whole(function: Callable[Inputs, Output]) -> Callable[Inputs, Outpu
         except TorchDynamoException as error:
             what = getattr(function, "__name__", type(function).__name__)
             reason = str(error).strip().splitlines()[0]
-            raise ValueError(f"torch.compile refuses {what}: {reason}; set runtime.compile=false") from error
+            raise ValueError(f"torch.compile refuses {what}: {reason}; set runtime.kernels=torch") from error
 
     return compiled
