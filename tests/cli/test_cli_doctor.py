@@ -9,7 +9,7 @@ import pytest
 from codistill.cli import doctor
 from support.cli import Codistill
 
-SUBJECTS = {"python", "codistill", "torch", "threads", "device", "torch.compile", "space"} | {
+SUBJECTS = {"python", "codistill", "torch", "threads", "device", "kernels", "torch.compile", "space"} | {
     f"data: {name}" for name in ("fashion", "cifar10", "cifar100")
 }
 
@@ -42,7 +42,7 @@ def test_what_is_lacking_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     (compiler,) = doctor.check_compiler()
     (space,) = doctor.check_space()
     assert (compiler.status, space.status) == ("warning", "warning")
-    assert "runtime.compile=false" in compiler.advice
+    assert "runtime.kernels=inductor" in compiler.advice
 
 
 def test_what_is_essential_and_broken_gives_exit_code_2(codistill: Codistill, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,7 @@ def test_data_smaller_than_a_batch_are_a_full_batch() -> None:
 def test_where_a_kernel_makes_images(
     device: str, compiled: bool, augmentation: dict[str, Any], has_kernel: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only where networks have kernels: compile=false is without Triton, the way out where that does not run."""
+    """Only where networks have kernels: kernels=torch is without Triton, the way out where that does not run."""
     data = random_data(1, 8, 10, images=4)
     monkeypatch.setattr("codistill.data.device.find_spec", lambda name: name)
     monkeypatch.setattr(torch, "tensor", lambda values, **_: values)  # there may be no such device

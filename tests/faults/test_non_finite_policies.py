@@ -71,8 +71,8 @@ def test_no_checkpoint_holds_nan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_stop_ends_the_run_and_keeps_what_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RunError, match=r"network 'a' is not finite.*sick=stop.*Try sick=skip"):
-        train(tiny_recipe(sick="stop"), tmp_path / "run", monkeypatch, non_finite_at=4)
+    with pytest.raises(RunError, match=r"network 'a' is not finite.*on_nonfinite=stop.*Try on_nonfinite=skip"):
+        train(tiny_recipe(on_nonfinite="stop"), tmp_path / "run", monkeypatch, non_finite_at=4)
     saved = Store(tmp_path / "run" / "checkpoints").newest()
     assert saved is not None
     assert saved.step == 3
@@ -80,7 +80,7 @@ def test_stop_ends_the_run_and_keeps_what_was_saved(tmp_path: Path, monkeypatch:
 
 def test_rollback_takes_back_what_was_learned_since_the_last_save() -> None:
     for policy, expected in (("skip", 1), ("rollback", 0)):
-        stepper = Stepper(tiny_recipe(sick=policy))
+        stepper = Stepper(tiny_recipe(on_nonfinite=policy))
         recovery, states = Recovery(stepper.training), [stepper.state()]
         states.append(stepper.take(0))
         with bad_logit(stepper.training, "a", math.inf, random.Random(0)):
@@ -93,7 +93,7 @@ def test_rollback_takes_back_what_was_learned_since_the_last_save() -> None:
 
 
 def test_freeze_teaches_on_and_learns_no_more(caplog: pytest.LogCaptureFixture) -> None:
-    frozen, skipping = Stepper(tiny_recipe(sick="freeze")), Stepper(tiny_recipe())
+    frozen, skipping = Stepper(tiny_recipe(on_nonfinite="freeze")), Stepper(tiny_recipe())
     recovery = Recovery(frozen.training)
     before = frozen.state()
     for stepper in (frozen, skipping):
@@ -106,7 +106,7 @@ def test_freeze_teaches_on_and_learns_no_more(caplog: pytest.LogCaptureFixture) 
     assert frozen.training.health.skipped() == {"a": 2, "b": 0}
     recovery.check()
     assert caplog.text.count("was left out") == 1
-    again = started(tiny_recipe(sick="freeze"))
+    again = started(tiny_recipe(on_nonfinite="freeze"))
     again.restore(after)
     assert again.health.frozen_N.tolist() == [True, False], "a continued run must not thaw it"
 

@@ -26,9 +26,9 @@ LONGEST_S = 15.0
 """Starting CUDA and recording the step take most of it."""
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_killed_at_random_instants(compiled: bool, tmp_path: Path) -> None:
-    runtime = {"device": "cuda", "precision": "bf16", "compile": compiled, "deterministic": True}
+@pytest.mark.parametrize("kernels", ["torch", "triton"])
+def test_killed_at_random_instants(kernels: str, tmp_path: Path) -> None:
+    runtime = {"device": "cuda", "precision": "bf16", "kernels": kernels, "deterministic": True}
     recipe = tiny_recipe(runtime=runtime, length={"epochs": 20})
     assert in_new_process(train, recipe, tmp_path / "whole") == 0
     expected = checksums(tmp_path / "whole")

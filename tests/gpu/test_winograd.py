@@ -308,7 +308,7 @@ def test_a_training_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(winograd, "launch", lambda kernel, *args: launched.append(kernel) or launch(kernel, *args))
     monkeypatch.setattr(kernels, "WIDE_CHANNELS", 16)
     monkeypatch.setattr(kernels, "SMALL_CHANNELS", 0)
-    runtime = Runtime(device="cuda", precision="bf16", compile=True, deterministic=True)
+    runtime = Runtime(device="cuda", precision="bf16", kernels="triton", winograd="on", deterministic=True)
     recipe = tiny_recipe(runtime=runtime.model_dump())
 
     def run(name: str, stop_at: int) -> Path:

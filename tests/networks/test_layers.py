@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from codistill.engine.fast.sections import runs_own_kernels
 from torch import nn
 from torch.nn import functional as F
 
 from codistill import Cohort
-from codistill.engine.fast.sections import runs_own_kernels
 from codistill.networks.densenet import DenseLayer, DenseStage, transition
 from codistill.networks.layers import AvgPool2x2, Conv2d, NormAct, conv_norm_relu, has_fused_kernels
 from codistill.ops import dispatch as kernels

@@ -12,7 +12,6 @@ from codistill import recipes
 from codistill.engine.bench import Runner
 from codistill.engine.state import Training
 from codistill.engine.step import PlainStep
-from codistill.recipes import Recipe
 from codistill.runs.result import read_result
 from codistill.studies.costs import (
     Sizes,
@@ -101,14 +100,14 @@ def test_the_pace_of_a_step_is_measured_and_torch_left_as_it_was() -> None:
 
 
 class FakeRunner(Runner):
-    """Takes no step, but returns the given seconds, and records the recipe and the number of steps."""
+    """Takes no step, but returns the given seconds, and records the training and the number of steps."""
 
     seconds: Iterator[float]
-    given: Recipe
+    training: Training
     asked = 0
 
     def __init__(self, training: Training, step: PlainStep) -> None:
-        FakeRunner.given, FakeRunner.asked = training.recipe, 0
+        FakeRunner.training, FakeRunner.asked = training, 0
 
     def __call__(self, steps: int) -> float:
         FakeRunner.asked += steps
@@ -127,12 +126,13 @@ def test_the_first_step_is_the_slowest_and_does_not_count(
 ) -> None:
     monkeypatch.setattr("codistill.engine.bench.Runner", FakeRunner)
     FakeRunner.seconds = iter(seconds)
-    recipe = recipes.get("quickstart", ["runtime.device=cpu", "runtime.precision=bf16", "runtime.compile=true"])
+    recipe = recipes.get("quickstart", ["runtime.device=cpu", "runtime.precision=bf16", "runtime.kernels=inductor"])
     seen = Sizes(6_000, 10, (1, 14, 14))
     pace = measured_flops_per_s(recipe, seen)
     assert pace == pytest.approx(image_flops(recipe, seen) * recipe.batch_size / step_s)
     assert FakeRunner.asked == asked
-    assert (FakeRunner.given.runtime.precision, FakeRunner.given.runtime.compile) == ("bf16", False)
+    machine = FakeRunner.training.machine
+    assert (machine.precision, machine.kernels) == ("bf16", "torch")
 
 
 def test_a_step_that_does_not_fit_has_no_pace(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ def test_a_large_networks_step_is_made_small_on_a_cpu(monkeypatch: pytest.Monkey
     assert seen is not None
     # 28.368 GFLOP an image at 32×32, a quarter of that at 16×16: 14 images are below 100 GFLOP.
     assert measured_flops_per_s(recipe, seen) == pytest.approx(14 * 28.368e9 / 4, rel=1e-3)
-    assert FakeRunner.given.batch_size == 14
+    assert FakeRunner.training.recipe.batch_size == 14
 
 
 def test_pace_of_finished_runs(tmp_path: Path) -> None:

@@ -55,9 +55,9 @@ def test_the_costliest_run_is_measured_and_what_that_leaves_out_is_said(
         return 1e9
 
     monkeypatch.setattr(plan, "measured_flops_per_s", measure)
-    planned = StudyCall(tmp_path / "out", overrides=[ON_CPU, "runtime.compile=true"], plan=True)
+    planned = StudyCall(tmp_path / "out", overrides=[ON_CPU, "runtime.kernels=inductor"], plan=True)
     assert [recipe.method for recipe in measured] == ["dcm"]
-    assert "evaluation: uncompiled; compiled, as in the runs, they are likely faster." in planned.printed
+    assert "evaluation: with torch's kernels; with those of the runs they are likely faster." in planned.printed
 
 
 def test_how_many_trainings_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

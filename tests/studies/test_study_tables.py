@@ -192,10 +192,12 @@ def test_the_papers_number_goes_where_networks_were_changed(tmp_path: Path) -> N
 def test_deviations_of_some_rows_say_which(study: Study, tmp_path: Path) -> None:
     results = {key: dict(by_seed) for key, by_seed in results_of(study, tmp_path).items()}
     dcm = study.rows[2]
-    recipe = dcm.resolve(["runtime.precision=bf16", "runtime.threads=1", "checkpoints.keep=9"]).replace(seed=1)
+    recipe = dcm.resolve(
+        ["label_smoothing=0.1", "runtime.kernels=torch", "runtime.threads=1", "checkpoints.keep=9"]
+    ).replace(seed=1)
     results[dcm.key][1] = read(tmp_path, recipe, (23.0, 25.0))
     notes = [note for note in build_tables(study, results, [1, 2, 3]).errors.notes if note.startswith("Deviation")]
-    assert notes == ["Deviation: runtime.precision: fp32 → bf16 (in DCM)"]
+    assert notes == ["Deviation: label_smoothing: 0.0 → 0.1 (in DCM)"]
 
 
 def test_runs_of_different_commits_are_warned_of(study: Study, tmp_path: Path) -> None:
@@ -212,6 +214,19 @@ def test_runs_of_different_commits_are_warned_of(study: Study, tmp_path: Path) -
     assert machines == (
         "Ran on NVIDIA H200, a CPU; torch 2.11.0, torch 2.13.0; commit 0123456789, fedcba9876 with changes."
     )
+
+
+def test_the_precision_of_every_run_is_named(study: Study, tmp_path: Path) -> None:
+    """Also where the machine chose it: the run recorded what ``auto`` was."""
+    rows = {row.key: row.recipe.replace(seed=1) for row in study.rows}
+    results = {
+        key: {1: read(tmp_path, recipe, (26.0, 28.0), environment={"precision": precision})}
+        for (key, recipe), precision in zip(rows.items(), ["fp32", "bf16", "bf16"], strict=True)
+    }
+    notes = build_tables(study, results, [1]).errors.notes
+    assert any(" in bf16, fp32; " in note for note in notes if note.startswith("Ran on"))
+    assert "Warning: these runs are of 2 different precisions." in notes
+    assert not any(note.startswith("Deviation") for note in notes)
 
 
 def test_the_best_epoch_has_columns_of_its_own_on_request(study: Study, tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def _train(
         log.info("%s is finished already", folder.path)
         return
     schedule = TrainingSchedule.of(recipe, len(data.train))
-    with prepared(recipe.runtime) as machine:
+    with prepared(recipe.runtime, sharded=recipe.processes.weights == "sharded") as machine:
         flops = count_flops(recipe, data)
         layout = choose_layout(flops, recipe, world.size, request)
         check_evaluation(data, layout)

@@ -233,17 +233,20 @@ class Recovery:
 
         Skipping updates does not heal NaN weights. Called before every save, so that no checkpoint contains any.
         """
-        skipped, policy = self.training.health.skipped(), self.training.recipe.sick
+        skipped, policy = self.training.health.skipped(), self.training.recipe.on_nonfinite
         newly = {name: count - self.handled[name] for name, count in skipped.items() if count > self.handled[name]}
         non_finite = self._non_finite(skipped)
         for name, updates in newly.items():
             if policy != "freeze" or not self.handled[name]:  # a frozen network is left out of all later updates
                 reason = "its logits or its gradient were not finite"
-                log.warning("network %r was left out of %d updates: %s (sick=%s)", name, updates, reason, policy)
+                log.warning(
+                    "network %r was left out of %d updates: %s (on_nonfinite=%s)", name, updates, reason, policy
+                )
         if policy == "stop" and (newly or non_finite):
             raise RunError(
-                f"network {[*newly, *non_finite][0]!r} is not finite (its logits, gradient or weights), and sick=stop; "
-                "what was saved before is intact. Try sick=skip, or a lower optimizer.lr, in another folder with --out"
+                f"network {[*newly, *non_finite][0]!r} is not finite (its logits, gradient or weights), and "
+                "on_nonfinite=stop; what was saved before is intact. Try on_nonfinite=skip, or a lower optimizer.lr, "
+                "in another folder with --out"
             )
         for name in dict.fromkeys([*non_finite, *(newly if policy == "rollback" else ())]):
             self._roll_back(name)

@@ -152,6 +152,7 @@ class Run:
     def continue_from_newest(self, training: State) -> Position:
         """Restore the newest checkpoint into ``training`` and truncate the journals to it; returns its position."""
         saved = self.store.newest()
+        self._check_precision(training.machine.precision, is_new=saved is None)
         if saved is None:
             self.journal.truncate_to(0)
             self.timing.truncate_to(0)
@@ -164,6 +165,18 @@ class Run:
         position = Position(**saved.state["position"])
         log.info("%s continues after epoch %d, step %d", self.folder.path, position.epoch, position.step)
         return position
+
+    def _check_precision(self, precision: str, *, is_new: bool) -> None:
+        """Record the precision when the run begins; raises RunError if ``auto`` is another one now."""
+        environment = read_json(self.folder.environment)
+        began = environment.get("precision", precision)
+        if is_new and environment.get("precision") != precision:
+            write_json(self.folder.environment, {**environment, "precision": precision})
+        elif began != precision and self.recipe.runtime.precision == "auto":
+            raise RunError(
+                f"{self.folder.path} began in {began}, and runtime.precision=auto is {precision} on this machine; "
+                f"continue it with runtime.precision={began}, or choose another --out"
+            )
 
     def save_is_due(self) -> bool:
         """Whether ``every_s`` seconds have passed and the last save is written; always with ``every_s=0``."""

@@ -174,7 +174,7 @@ def prepare_training(
     peers.adopt(cohort, average)
     optimizers = build_optimizers(recipe, cohort, machine, peers.local)
     clip_norms = {name: clip for name in learning if (clip := recipe.optimizer.clip_norm_for(name))}
-    limits = UpdateLimits(frozenset(graph.frozen), clip_norms, freezes_skipped=recipe.sick == "freeze")
+    limits = UpdateLimits(frozenset(graph.frozen), clip_norms, freezes_skipped=recipe.on_nonfinite == "freeze")
     health = Health(cohort, objective.classifiers, limits, machine.device)
     health.guard(optimizers)
     training = Training(
@@ -186,7 +186,7 @@ def prepare_training(
         average=average,
         health=health,
         tally=Tally(objective.names, tuple(f"{name}/final" for name in learning), machine.device),
-        data=OnDevice.of(data, machine.device, augmentation, compiled=recipe.runtime.compile),
+        data=OnDevice.of(data, machine.device, augmentation, compiled=machine.kernels == "triton"),
         images=images or len(data.splits["train"]),
         peers=peers,
     )

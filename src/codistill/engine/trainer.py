@@ -140,7 +140,7 @@ def run_training(
 def choose_step(training: Training) -> PlainStep | CapturedStep:
     """The fastest way to run the step that the recipe allows on this device; the log names it."""
     recipe, machine, peers = training.recipe, training.machine, training.peers
-    path = [machine.precision, *([machine.kernels] if machine.kernels != "torch" else []), *peers.description]
+    path = [*machine.words, *peers.description]
     if machine.captures(recipe) and peers is ALONE:
         return CapturedStep(training, ", ".join([*path, "captured as one CUDA graph"]))
     if machine.device.type == "cuda" and recipe.runtime.capture:

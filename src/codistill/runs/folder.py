@@ -10,7 +10,7 @@ from codistill.errors import RunError
 from codistill.recipes import parse
 from codistill.recipes.changes import WHERE_AND_HOW, difference, is_below, key_of
 from codistill.recipes.schema import Recipe
-from codistill.runs.files import TEMPORARY, RunLock, refuse_unless
+from codistill.runs.files import TEMPORARY, RunLock, read_json, refuse_unless
 
 MAX_BYTES = 256 * 2**20  # of result.json and data.json, which names every image that was skipped
 
@@ -105,13 +105,22 @@ class RunFolder:
 
     def changes_to(self, recipe: Recipe) -> list[str]:
         """Allowed differences (device, paths, kernels) between the stored recipe and this one; any other raises."""
-        changed = difference(parse.load(self.recipe), recipe)
-        if others := [line for line in changed if not is_below(key_of(line), WHERE_AND_HOW)]:
+        stored = parse.load(self.recipe)
+        changed = difference(stored, recipe)
+        may_differ = (*WHERE_AND_HOW, *(["runtime.precision"] if self._keeps_precision(stored, recipe) else []))
+        if others := [line for line in changed if not is_below(key_of(line), may_differ)]:
             lines = "\n  ".join(others)
             raise RunError(
                 f"{self.path} contains a run of another recipe:\n  {lines}\nRepeat its recipe, or choose another --out"
             )
         return changed
+
+    def _keeps_precision(self, stored: Recipe, recipe: Recipe) -> bool:
+        """Whether one recipe says ``auto`` and the other may name what that was; ``Run`` compares what it is now."""
+        if recipe.runtime.precision == "auto":
+            return True
+        is_recorded = stored.runtime.precision == "auto" and self.environment.is_file()
+        return is_recorded and read_json(self.environment).get("precision") == recipe.runtime.precision
 
     def refuse_if_foreign(self) -> None:
         """Raise unless the folder is new, empty, or a run's: other files are never touched."""

@@ -200,13 +200,14 @@ def finished_flops_per_s(results: Iterable[Result]) -> float | None:
 
 
 def measured_flops_per_s(recipe: Recipe, seen: Sizes) -> float | None:
-    """Time a few uncompiled training steps on this machine; None if they do not fit into GPU memory."""
+    """Time a few training steps with torch's kernels on this machine; None if they do not fit into GPU memory."""
     import torch
 
     from codistill.engine.fast.capture import lacks_memory
     from codistill.engine.runtime import prepared, without_trials
 
-    with prepared(recipe.runtime) as machine, without_trials():
+    runtime = recipe.runtime.model_copy(update={"kernels": "torch", "winograd": "auto"})  # nothing to compile or tune
+    with prepared(runtime) as machine, without_trials():
         try:
             return _steps_flops_per_s(recipe, seen, machine)
         except RuntimeError as error:
@@ -225,7 +226,7 @@ def _steps_flops_per_s(recipe: Recipe, seen: Sizes, machine: "Machine") -> float
     flops, batch = image_flops(recipe, seen), recipe.batch_size
     if machine.device.type == "cpu":
         batch = max(2, min(batch, MEASURED_FLOPS // flops))
-    measured = recipe.replace(batch_size=batch, runtime={**recipe.runtime.model_dump(), "compile": False})
+    measured = recipe.replace(batch_size=batch)
     data = random_data(seen.shape[0], recipe.data.side, seen.classes, images=batch * EPOCH_STEPS)
     run = Runner.of(measured, data, machine)
     first_s = run(1)  # the warm-up: allocations, the choice of algorithms, and on a GPU the capture
