@@ -186,7 +186,7 @@ def prepare_training(
         average=average,
         health=health,
         tally=Tally(objective.names, tuple(f"{name}/final" for name in learning), machine.device),
-        data=OnDevice.of(data, machine.device, augmentation, compiled=machine.kernels == "triton"),
+        data=OnDevice.of(data, machine.device, augmentation, has_triton=machine.kernels == "triton"),
         images=images or len(data.splits["train"]),
         peers=peers,
     )
