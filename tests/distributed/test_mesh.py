@@ -119,7 +119,7 @@ def test_predictions_one_step_old(tmp_path: Path, float64: None) -> None:
             ahead = {name: logits.detach() for name, logits in before(batches[index + 1][0]).items()}
         fresh = training.cohort(images)
         sources = old or {name: logits.detach() for name, logits in fresh.items()}
-        gradients = {}
+        gradients = {}  # type: ignore[var-annotated]
         for network, member in training.cohort.members.items():
             known = {name: fresh[name] if name.startswith(f"{network}/") else sources[name] for name in fresh}
             total = training.objective(known, labels).total

@@ -43,7 +43,7 @@ def test_a_fork_opens_where_the_head_hangs() -> None:
         module.register_forward_hook(lambda *_: events.append("ran"))
         return module
 
-    Sections(member, noted)(images(), lambda: events.append("fork") or nullcontext())  # type: ignore[func-returns-value]
+    Sections(member, noted)(images(), lambda: events.append("fork") or nullcontext())
     assert events == ["ran", "fork", "ran", "fork", "ran", "ran", "ran"]
 
 
@@ -76,7 +76,7 @@ def test_lowered_weights_are_autocasts_numbers() -> None:
         for ours, theirs in parameters:
             assert ours.grad is not None
             assert ours.grad.dtype is torch.float32
-            assert torch.equal(ours.grad, theirs.grad)
+            assert torch.equal(ours.grad, theirs.grad)  # type: ignore[arg-type]
         for networks in (cohort, twin):
             torch.optim.SGD(networks.parameters(), lr=0.1).step()
             networks.zero_grad()

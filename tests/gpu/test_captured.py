@@ -32,7 +32,7 @@ DENSE = {"a": "densenet-10-12", "b": "densenet-10-12"}
 
 
 def on_gpu(**runtime: object) -> Runtime:
-    return Runtime(device="cuda", **runtime)  # type: ignore[arg-type]
+    return Runtime(device="cuda", **runtime)
 
 
 def started(recipe: Recipe) -> Training:
