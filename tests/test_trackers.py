@@ -215,7 +215,7 @@ def test_wandb_gives_the_numbers_back(tmp_path: Path, monkeypatch: pytest.Monkey
     (file,) = (folder / "wandb").glob("offline-run-*/*.wandb")
     logged: dict[int, dict[str, float]] = {}
     for content in wandb_records(file.read_bytes()):
-        record = wandb_internal_pb2.Record()
+        record = wandb_internal_pb2.Record()  # type: ignore[attr-defined]
         record.ParseFromString(content)
         if record.WhichOneof("record_type") == "history":
             items = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}

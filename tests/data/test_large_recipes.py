@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,6 +77,6 @@ def test_settings_that_cannot_be_honoured(change: str) -> None:
         ({"resize": "middle"}, "resize: unknown value 'middle'; Allowed: stretch, short_side"),
     ],
 )
-def test_load_refuses_it_too(settings: dict[str, object], complaint: str) -> None:
+def test_load_refuses_it_too(settings: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         load("fashion", **settings)

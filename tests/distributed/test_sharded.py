@@ -136,7 +136,7 @@ def train_some(world: Any, recipe: Recipe, split: str, harm: Any, notes: Path) -
     if any(name.startswith("timm:") for name in recipe.networks.values()):
         from support import zoo  # noqa: F401
     if harm is finely_sharded:
-        sharded.BUCKET_BYTES = 0
+        sharded.BUCKET_BYTES = 0  # type: ignore[attr-defined]
     mesh = mesh_of(world, recipe, split, 2)
     training = training_of(recipe, mesh)
     if harm:

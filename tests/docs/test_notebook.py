@@ -27,7 +27,7 @@ def run(source: str, names: dict[str, Any]) -> Shown:
     """What a cell prints, and how a notebook displays its last line."""
     tree, last, printed = ast.parse(source), None, StringIO()
     if isinstance(tree.body[-1], ast.Expr):
-        last = ast.Expression(tree.body.pop().value)
+        last = ast.Expression(tree.body.pop().value)  # type: ignore[attr-defined]
     with redirect_stdout(printed):
         exec(compile(tree, "notebook", "exec"), names)
         value = None if last is None else eval(compile(last, "notebook", "eval"), names)

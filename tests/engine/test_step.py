@@ -71,7 +71,7 @@ def test_shadow_weights_give_autocasts_numbers() -> None:
         for ours, theirs in parameters:
             assert ours.grad is not None
             assert ours.grad.dtype is torch.float32
-            assert torch.equal(ours.grad, theirs.grad)
+            assert torch.equal(ours.grad, theirs.grad)  # type: ignore[arg-type]
         for networks in (cohort, twin):
             torch.optim.SGD(networks.parameters(), lr=0.1).step()
             networks.zero_grad()

@@ -123,7 +123,7 @@ def test_the_documented_script_works(
 ) -> None:
     """The library alone, as docs/export.md says."""
     (tmp_path / "exported").symlink_to(shipped["a", "safetensors"].model.parent)
-    Image.fromarray(embedded.read().test.pixels[0, 0].numpy()).save(tmp_path / "photo.png")
+    Image.fromarray(embedded.read().test.pixels[0, 0].numpy()).save(tmp_path / "photo.png")  # type: ignore[index]
     classify = '\nwith torch.no_grad():\n    np.save("logits.npy", network(torch.from_numpy(images)).numpy())'
     run(Path(zoo.__file__).read_text(encoding="utf-8") + SCRIPTS[0] + SCRIPTS[3] + classify, tmp_path)
     assert np.abs(np.load(tmp_path / "logits.npy") - truth["a"][:1].numpy()).max() <= 1e-4

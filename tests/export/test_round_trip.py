@@ -86,7 +86,7 @@ def test_the_documented_scripts_work(
 ) -> None:
     assert len(SCRIPTS) == 6
     (tmp_path / "exported").symlink_to(exported[name].model.parent)
-    Image.fromarray(embedded.read().test.pixels[0, 0].numpy()).save(tmp_path / "photo.png")
+    Image.fromarray(embedded.read().test.pixels[0, 0].numpy()).save(tmp_path / "photo.png")  # type: ignore[index]
     classify = "\nimport torch\nlogits = network(torch.from_numpy(images)).numpy()" if name == "safetensors" else ""
     save = '\nnp.save("logits.npy", logits)'
     said = run(SCRIPTS[0] + SCRIPTS[script] + classify + save, tmp_path, alone=name != "safetensors")

@@ -13,6 +13,7 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -90,7 +91,7 @@ def folder_with(name: str, content: bytes) -> Callable[[Path, Path], list[str]]:
     return arguments
 
 
-def shards_with(**member: object) -> Callable[[Path, Path], list[str]]:
+def shards_with(**member: Any) -> Callable[[Path, Path], list[str]]:
     """Tar shards of which one holds a member that asks for more than an image's bytes."""
 
     def arguments(desk: Path, marker: Path) -> list[str]:

@@ -5,7 +5,7 @@ import runpy
 from pathlib import Path
 
 import pytest
-from test_hostile import HOSTILE
+from test_hostile import HOSTILE  # type: ignore[import-not-found]
 
 TESTS = Path(__file__).parents[1]
 PAGE = (TESTS.parent / "docs" / "reliability.md").read_text(encoding="utf-8")
@@ -49,7 +49,7 @@ def published(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 def test_the_page_counts_as_the_tests_do(published: dict[str, int]) -> None:
     half = published["FUZZED"] // 2
-    points, rounds = re.search(r"faults: (\d+) points, (\d+) times each", PAGE).groups()  # type: ignore[union-attr]
+    points, rounds = re.search(r"faults: (\d+) points, (\d+) times each", PAGE).groups()
     counted = {
         "test_killed.py": f"{published['KILLED_TRAININGS']} SIGKILLs",
         "test_checkpoint_damage.py": f"{published['DAMAGES']:,} damaged checkpoints",

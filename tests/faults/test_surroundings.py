@@ -46,12 +46,12 @@ def test_two_processes_on_one_run(tmp_path: Path) -> None:
     while not (out / "journal.jsonl").exists():
         assert first.is_alive()
         time.sleep(0.005)
-    os.kill(first.pid, signal.SIGSTOP)  # or it might finish before the second process tries
+    os.kill(first.pid, signal.SIGSTOP)  # type: ignore[arg-type]  # or it might finish before the second process tries
     try:
         with pytest.raises(RunError, match=rf"another process \(pid {first.pid}\) is writing this run"):
             list(trainer.train(tiny_recipe(), out))
     finally:
-        os.kill(first.pid, signal.SIGCONT)
+        os.kill(first.pid, signal.SIGCONT)  # type: ignore[arg-type]
     first.join(timeout=120)
     assert first.exitcode == 0
     assert in_new_process(train, tiny_recipe(), tmp_path / "alone") == 0

@@ -34,7 +34,7 @@ DENSE = {"a": "densenet-10-12", "b": "densenet-10-12"}
 
 
 def on_gpu(**runtime: object) -> Runtime:
-    return Runtime(**{"device": "cuda", "precision": "fp32", "kernels": "torch", **runtime})  # type: ignore[arg-type]
+    return Runtime(**{"device": "cuda", "precision": "fp32", "kernels": "torch", **runtime})
 
 
 def started(recipe: Recipe) -> Training:

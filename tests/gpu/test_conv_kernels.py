@@ -176,7 +176,7 @@ def test_weight_gradients_computed_apart_are_the_same() -> None:
     gradients, left = [], []
 
     class Counting(Apart):
-        def after(self, *used: Tensor) -> AbstractContextManager[None]:
+        def after(self, *used: Tensor) -> AbstractContextManager[None]:  # type: ignore[override]
             left.append(used)
             return super().after(*used)
 

@@ -44,7 +44,7 @@ def results(layer: NormAct, x: Tensor, shortcut: Tensor | None, towards: Tensor)
     torch.autograd.backward([out, used_again(out), again], [towards, 0.5 * towards, towards])
     norm = layer[0]
     found = [out.detach(), x.grad, norm.weight.grad, norm.bias.grad, norm.running_mean, norm.running_var]
-    return found if shortcut is None else [*found, shortcut.grad]
+    return found if shortcut is None else [*found, shortcut.grad]  # type: ignore[return-value]
 
 
 def away_from_corners(layer: NormAct, x: Tensor, shortcut: Tensor | None) -> Tensor:

@@ -51,7 +51,7 @@ def results(conv: nn.Conv2d, x: Tensor, towards: Tensor) -> list[Tensor]:
     out = conv(x)
     out.backward(towards)
     torch.cuda.synchronize()
-    return [out.detach(), x.grad, conv.weight.grad]  # type: ignore[list-item]
+    return [out.detach(), x.grad, conv.weight.grad]
 
 
 def our_results(conv: nn.Conv2d, x: Tensor, towards: Tensor) -> list[Tensor]:
@@ -64,7 +64,7 @@ def exact_results(conv: nn.Conv2d, x: Tensor, towards: Tensor) -> list[Tensor]:
     exact, weight = x.double().requires_grad_(), conv.weight.detach().double().requires_grad_()
     out = F.conv2d(exact, weight, padding=1)
     out.backward(towards.double())
-    return [out.detach(), exact.grad, weight.grad]  # type: ignore[list-item]
+    return [out.detach(), exact.grad, weight.grad]
 
 
 def transforms() -> tuple[Tensor, Tensor, Tensor]:
@@ -275,7 +275,7 @@ def test_without_the_inputs_gradient() -> None:
     conv.weight.grad = None
     with own_kernels():
         conv(x).backward(towards)
-    assert torch.equal(conv.weight.grad, whole)  # type: ignore[arg-type]
+    assert torch.equal(conv.weight.grad, whole)
 
 
 def test_others_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:

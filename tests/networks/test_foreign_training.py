@@ -40,7 +40,7 @@ def test_a_recipe_trains_and_ships_files_that_timm_itself_loads(run: Path) -> No
         ("b", "vit_tiny_patch16_224", {"img_size": 28, "patch_size": 14}),
     ):
         weights = load_file(run / "weights" / f"{name}.safetensors")
-        network = zoo.timm.create_model(model, num_classes=10, in_chans=1, **options)
+        network = zoo.timm.create_model(model, num_classes=10, in_chans=1, **options)  # type: ignore[arg-type]
         network.load_state_dict(weights, strict=True)
         assert network.eval()(torch.randn(2, 1, 28, 28)).isfinite().all()
 

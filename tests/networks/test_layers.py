@@ -1,5 +1,7 @@
 """The layers that all families share: what they compute, and which networks need no compiler on a GPU."""
 
+from typing import Any
+
 import pytest
 import torch
 from codistill.engine.fast.sections import runs_own_kernels
@@ -93,7 +95,7 @@ def test_on_a_cpu_nothing_runs_our_kernels() -> None:
     assert has_fused_kernels(layer)
     assert not runs_own_kernels(nn.Sequential(layer))
     with own_kernels():
-        assert not fit(x, layer[0])
+        assert not fit(x, layer[0])  # type: ignore[arg-type]
         expected = F.relu(F.batch_norm(x, None, None, training=True))
         torch.testing.assert_close(layer(x), expected)
 
@@ -107,7 +109,7 @@ def test_halving_spreads_its_gradient_as_average_pooling_does() -> None:
     out.backward(towards)
     expected.backward(towards)
     assert torch.equal(out, expected)
-    assert torch.equal(x.grad, y.grad)
+    assert torch.equal(x.grad, y.grad)  # type: ignore[arg-type]
     assert x.grad.is_contiguous(memory_format=torch.channels_last)
 
 
@@ -124,7 +126,7 @@ def test_halving_leaves_odd_lines_to_torch(
     out.square().sum().backward()
     expected.square().sum().backward()
     assert torch.equal(out, expected)
-    assert torch.equal(x.grad, y.grad)
+    assert torch.equal(x.grad, y.grad)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -141,11 +143,11 @@ def test_halving_leaves_odd_lines_to_torch(
     ],
 )
 def test_small_convolutions_are_ours(
-    images: int, channels: int, options: dict[str, int], expected: bool, monkeypatch: pytest.MonkeyPatch
+    images: int, channels: int, options: dict[str, Any], expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("codistill.ops.dispatch.wanted", lambda *_: True)  # as on a GPU
     with torch.device("meta"):
-        layer = Conv2d(channels, channels, **{"kernel": 3, **options}).to(memory_format=torch.channels_last)
+        layer = Conv2d(channels, channels, **{"kernel": 3, **options}).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         assert is_small(torch.empty(images, channels, 32, 32, dtype=torch.bfloat16), layer) is expected
 
 
@@ -163,4 +165,4 @@ def test_wide_convolutions_count_their_places_in_32_bits(
     x = torch.empty(images, channels, 4, 4, **as_on_a_gpu)  # type: ignore[call-overload]
     with torch.device("meta"):
         conv = Conv2d(channels, channels, 3)
-    assert kernels.is_wide(x, conv.to(memory_format=torch.channels_last)) is fits
+    assert kernels.is_wide(x, conv.to(memory_format=torch.channels_last)) is fits  # type: ignore[call-overload]

@@ -32,7 +32,7 @@ def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert load_file("resnet18.safetensors")["fc.bias"].equal(weights["fc.bias"])
     started = zoo.timm.create_model("resnet18", num_classes=10)
     started.load_state_dict(load_file("start.safetensors"))
-    assert started.layer4[1].conv2.weight.equal(imagenet["layer4.1.conv2.weight"])
+    assert started.layer4[1].conv2.weight.equal(imagenet["layer4.1.conv2.weight"])  # type: ignore[index]
     assert len(SCRIPTS) == 3
 
 

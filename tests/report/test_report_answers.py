@@ -74,7 +74,7 @@ def test_a_bin_of_confidence_ends_with_its_upper_bound(asked: Answers) -> None:
     data = dataclasses.replace(asked.data, test=asked.data.test.take(torch.tensor([0, 1])))
     answer = asked.labels[:2]
     two = Answers(("a/final",), answer[None], torch.tensor([[0.4, 0.41]]), data)
-    assert two.reliability() == [(pytest.approx(40), 100.0, 1), (pytest.approx(41), 100.0, 1)]
+    assert two.reliability() == [(pytest.approx(40), 100.0, 1), (pytest.approx(41), 100.0, 1)]  # type: ignore[comparison-overlap]
 
 
 def test_agreement_class_errors_and_confusion_by_numpy(asked: Answers) -> None:

@@ -64,7 +64,11 @@ def assert_close(out: Path, alone: Path) -> None:
     assert len(mine) > 100
     for name, tensor in mine.items():
         torch.testing.assert_close(
-            tensor, theirs[name], rtol=CLOSE, atol=CLOSE, msg=lambda text, name=name: name + text
+            tensor,
+            theirs[name],
+            rtol=CLOSE,
+            atol=CLOSE,
+            msg=lambda text, name=name: name + text,  # type: ignore[misc]
         )
 
 

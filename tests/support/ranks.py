@@ -42,7 +42,7 @@ def recipe_of(networks: int, **changes: Any) -> Recipe:
 
 
 def _as_rank(function: Any, rank: int, size: int, port: int, timeout_s: float, *arguments: Any) -> None:
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     from codistill.distributed.group import ProcessGroup
 

@@ -39,7 +39,7 @@ def test_gradient_equals_finite_differences_with_the_sources_held(name: str, tem
     compared = 0
     for classifier in (c.name for c in methods.get(name)(TWINS).classifiers):
         for index in np.ndindex(3, 4):
-            found = logits[classifier].grad[index].item()
+            found = logits[classifier].grad[index].item()  # type: ignore[index]
             for l_kd in (paper.eq_5, paper.eq_2):  # KL and cross-entropy have the same gradient
                 slope = (at(classifier, index, 1e-5, l_kd) - at(classifier, index, -1e-5, l_kd)) / 2e-5
                 assert found == pytest.approx(slope, abs=1e-8)
@@ -53,7 +53,7 @@ def test_an_edge_moves_its_learner_and_nobody_else(temperature: float) -> None:
         logits = random_logits()
         Objective(TransferGraph(TWINS, {}, [edge], temperature))(logits, LABELS).total.backward()
         assert logits[edge.learner].grad.abs().sum() > 0
-        assert torch.count_nonzero(logits[edge.source].grad) == 0
+        assert torch.count_nonzero(logits[edge.source].grad) == 0  # type: ignore[arg-type]
     assert len(methods.complete(TWINS).transfers) == 12
 
 
@@ -87,6 +87,6 @@ def test_a_non_finite_source_leaves_its_learners_gradients_finite() -> None:
     loss.total.backward()
     for exit in ("final", "stage2"):
         grad = spoilt[f"b/{exit}"].grad
-        assert torch.isfinite(grad).all()
-        torch.testing.assert_close(grad[[0, 2]], healthy[f"b/{exit}"].grad[[0, 2]], rtol=0, atol=1e-14)
+        assert torch.isfinite(grad).all()  # type: ignore[arg-type]
+        torch.testing.assert_close(grad[[0, 2]], healthy[f"b/{exit}"].grad[[0, 2]], rtol=0, atol=1e-14)  # type: ignore[index]
     assert torch.isnan(loss.total)
