@@ -226,7 +226,7 @@ def test_an_archive_with_something_else_in_place_of_a_file_is_refused(
     make_cifar: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = make_cifar("cifar100")
-    link = {"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"}
+    link: dict[str, Any] = {"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"}
     archive = fake.pack(monkeypatch, extra=lambda tar: add_member(tar, "cifar-100-python/train", **link))
     with pytest.raises(ValueError, match=r"cifar-100-python.tar.gz: cannot be unpacked"):
         load("cifar100", folder=fake.folder)

@@ -106,7 +106,7 @@ def step_with_a_nonfinite_shard(world: Any, recipe: Recipe, notes: Path) -> None
         factor = torch.nan if next(taken) == 1 and world.rank == 1 else 1.0
         return {name: logits * factor for name, logits in forward(executor, images, at).items()}
 
-    PlainExecutor.forward = forward_nonfinite  # type: ignore[method-assign]
+    PlainExecutor.forward = forward_nonfinite  # type: ignore[method-assign, assignment]
     before = written_bytes()
     take_steps(training, STEPS)
     (name,) = training.cohort.members

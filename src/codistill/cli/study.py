@@ -61,7 +61,7 @@ def run_study(
     at_once, threads = choose_jobs(study.rows[0].resolve(overrides), jobs)
     planned = plan_runs(study, chosen_seeds, overrides, out, threads)
     if plan:
-        print_table(plan_table(study, planned, at_once, Pace.estimate(planned)), console)
+        print_table(plan_table(study, planned, at_once, Pace.of(planned)), console)
         return ExitCode.DONE
     require_data(planned.runs)
     _announce(study, planned, at_once, console)
@@ -88,8 +88,8 @@ def _announce(study: Study, planned: Plan, jobs: int, console: Console) -> None:
     finished = sum(run.is_finished for run in planned.runs)
     console.print(f"{study.title}: {len(planned.runs)} runs, {finished} finished before")
     if finished < len(planned.runs):
-        pace = Pace.estimate(planned)
-        console.print(f"{describe_work(planned, jobs, pace)} {pace.source}")
+        pace = Pace.of(planned)
+        console.print(f"{describe_work(planned, jobs, pace)} {pace}")
 
 
 def _read_finished(planned: Plan) -> Results:

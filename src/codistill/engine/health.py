@@ -226,7 +226,7 @@ class Recovery:
         self.remember(snapshot(training.tensors()))
 
     def remember(self, taken: Snapshot) -> None:
-        self.good = taken.tensors
+        self.good = taken
 
     def check(self) -> None:
         """Log the networks left out since the last check and apply the recipe's policy; NaN weights always roll back.

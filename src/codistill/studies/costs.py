@@ -1,9 +1,8 @@
 """What networks and trainings cost: parameters and FLOPs, counted without running them, and the FLOP/s of runs.
 
-torch is imported only when something is counted or measured.
+torch is imported only when something is counted.
 """
 
-import gc
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,7 +15,6 @@ from codistill.runs.result import Result
 
 if TYPE_CHECKING:
     from codistill.cohort import Cohort
-    from codistill.engine.runtime import Machine
     from codistill.networks.cost import Cost
 
 IMAGENET_CLASSES = 1000
@@ -63,12 +61,6 @@ class NetworkCost:
     @property
     def heads_share(self) -> float:
         return self.heads.flops / (self.backbone.flops + self.heads.flops)
-
-
-# On a CPU, a measured step has as many images as fit into this: a second or a few.
-MEASURED_FLOPS = 100_000_000_000
-MEASURED_STEPS = 3
-SLOW_S = 4.0  # a CPU whose first step takes longer is not asked for more
 
 
 def sizes(recipe: Recipe) -> Sizes | None:
@@ -197,39 +189,3 @@ def finished_flops_per_s(results: Iterable[Result]) -> float | None:
     """The average FLOP/s of finished runs, evaluations included; None if there is none of known cost."""
     costs = [(flops, result.elapsed_s) for result in results if (flops := training_flops(result.recipe))]
     return sum(flops for flops, _ in costs) / sum(elapsed_s for _, elapsed_s in costs) if costs else None
-
-
-def measured_flops_per_s(recipe: Recipe, seen: Sizes) -> float | None:
-    """Time a few training steps with torch's kernels on this machine; None if they do not fit into GPU memory."""
-    import torch
-
-    from codistill.engine.fast.capture import lacks_memory
-    from codistill.engine.runtime import prepared, without_trials
-
-    runtime = recipe.runtime.model_copy(update={"kernels": "torch", "winograd": "auto"})  # nothing to compile or tune
-    with prepared(runtime) as machine, without_trials():
-        try:
-            return _steps_flops_per_s(recipe, seen, machine)
-        except RuntimeError as error:
-            if not lacks_memory(error):
-                raise
-            return None
-        finally:
-            if machine.device.type == "cuda":  # free the memory for the trainings
-                gc.collect()
-                torch.cuda.empty_cache()
-
-
-def _steps_flops_per_s(recipe: Recipe, seen: Sizes, machine: "Machine") -> float:
-    from codistill.engine.bench import EPOCH_STEPS, Runner, random_data
-
-    flops, batch = image_flops(recipe, seen), recipe.batch_size
-    if machine.device.type == "cpu":
-        batch = max(2, min(batch, MEASURED_FLOPS // flops))
-    measured = recipe.replace(batch_size=batch)
-    data = random_data(seen.shape[0], recipe.data.side, seen.classes, images=batch * EPOCH_STEPS)
-    run = Runner.of(measured, data, machine)
-    first_s = run(1)  # the warm-up: allocations, the choice of algorithms, and on a GPU the capture
-    if machine.device.type == "cpu" and first_s > SLOW_S:
-        return flops * batch / first_s
-    return flops * batch * MEASURED_STEPS / run(MEASURED_STEPS)
