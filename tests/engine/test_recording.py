@@ -53,8 +53,8 @@ def idle_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     for name, replacement in replacements.items():
         monkeypatch.setattr(torch.cuda, name, replacement)
-    lane = SimpleNamespace(stream=stream(), waiting=deque[object]())
-    monkeypatch.setattr("codistill.ops.dispatch.Lane", lambda: lane)
+    side = SimpleNamespace(stream=stream(), pending=deque[object]())
+    monkeypatch.setattr("codistill.ops.wgrad_stream.SideStream", lambda: side)
 
 
 def take_a_step(training: Training) -> None:

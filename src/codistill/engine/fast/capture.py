@@ -19,7 +19,7 @@ from codistill.engine.runtime import without_trials
 from codistill.engine.schedule import StepContext
 from codistill.engine.state import Training
 from codistill.log import log
-from codistill.ops.dispatch import Apart, weights_apart
+from codistill.ops.wgrad_stream import WeightGradientStreams, defer_weight_gradients
 from codistill.recipes.schema import Sgd
 
 if TYPE_CHECKING:
@@ -158,14 +158,14 @@ class SideBySide(PlainWay):
         super().__init__(training, functions)
         self.lowered, self.beside, self.streams = lowered, beside, streams
         self.cohort = lowered.cohort if lowered else training.cohort
-        self.apart = Apart() if beside == "weights" else None
+        self.apart = WeightGradientStreams() if beside == "weights" else None
         self.fused = fused_sgd(lowered, training) if lowered else None
 
     def forward(self, images: Tensor, turn: StepContext) -> Mapping[str, Tensor]:
         if self.lowered and not self.fused:
             self.lowered.refresh()
         logits: dict[str, Tensor] = {}
-        with self.streams as streams, weights_apart(self.apart):
+        with self.streams as streams, defer_weight_gradients(self.apart):
             fork: Fork = nullcontext if self.beside == "nothing" else streams.fork
             fork_head: Fork = streams.fork if self.beside in ("weights", "heads") else nullcontext
             for name, network in self.functions.networks.items():

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from codistill.cohort import Member
 from codistill.engine.fast.compiler import compiled_whole
 from codistill.networks.layers import NormAct, has_fused_kernels
-from codistill.ops.dispatch import own_kernels
+from codistill.ops.dispatch import use_kernels
 
 REPEATS = 8
 """Number of equal blocks from which on a section is compiled block by block."""
@@ -101,7 +101,7 @@ def runs_own_kernels(section: nn.Sequential) -> bool:
 
 def with_own_kernels(section: nn.Module) -> Section:
     def run(x: Tensor) -> Tensor:
-        with own_kernels():
+        with use_kernels():
             out: Tensor = section(x)
             return out
 
