@@ -56,8 +56,8 @@ def idle_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     for name, replacement in replacements.items():
         monkeypatch.setattr(torch.cuda, name, replacement)
-    lane = SimpleNamespace(stream=stream(), waiting=deque[object]())
-    monkeypatch.setattr("codistill.ops.dispatch.Lane", lambda: lane)
+    side = SimpleNamespace(stream=stream(), pending=deque[object]())
+    monkeypatch.setattr("codistill.ops.wgrad_stream.SideStream", lambda: side)
 
 
 def take_a_step(training: Training, step: CapturedStep | None = None) -> None:
@@ -136,7 +136,7 @@ def test_what_does_not_fit_is_passed_over(too_large: int, training: Training, mo
 def test_winograd_is_timed_against_cudnn_where_the_setting_is_auto(
     setting: str, faster: bool, kept: bool, tries: int, training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("codistill.engine.fast.capture.has_winograd_shape", lambda module: True)
+    monkeypatch.setattr("codistill.engine.fast.capture.may_use_winograd", lambda module: True)
     training = replace(training, machine=replace(training.machine, winograd=setting))
     timed: list[Variant] = []
 

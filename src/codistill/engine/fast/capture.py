@@ -18,7 +18,7 @@ from codistill.engine.state import Training
 from codistill.engine.step import PlainExecutor, Program, Programs, step
 from codistill.log import log
 from codistill.networks.backbone import Fork
-from codistill.ops.dispatch import has_winograd_shape, use_kernels
+from codistill.ops.dispatch import may_use_winograd, use_kernels
 from codistill.ops.wgrad_stream import WeightGradientStreams, defer_weight_gradients
 from codistill.recipes.schema import Sgd
 
@@ -111,7 +111,7 @@ class CapturedStep:
         callers must restore the state.
         """
         winograd = self.training.machine.winograd
-        has_choice = self.programs.full.has_kernels and any(map(has_winograd_shape, self.training.cohort.modules()))
+        has_choice = self.programs.full.has_kernels and any(map(may_use_winograd, self.training.cohort.modules()))
         starts_with = has_choice and winograd != "off"
         seconds: dict[Variant, float] = {}
         for overlap in OVERLAPS:
