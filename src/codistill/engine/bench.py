@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from codistill.data.batches import Draws
 from codistill.data.images import ImageData, Images
 from codistill.engine.fast.capture import CapturedStep, Variant
-from codistill.engine.runtime import Machine, prepared
+from codistill.engine.runtime import Machine, prepared, without_trials
 from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.engine.state import Training, prepare_training
 from codistill.engine.step import PARTS, PlainExecutor, PlainStep, step
@@ -110,19 +109,23 @@ class Runner:
         """Milliseconds a step by part, from the ranges of a profile; a captured step is profiled before its capture."""
         device = self.training.machine.device
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
-        with profile(activities=activities) as profiled:
+        self._step_uncaptured(0)  # warm up
+        with profile(activities=activities, acc_events=True) as profiled:
             for index in range(steps):
-                at = Position(0, index % EPOCH_STEPS)
-                batch, context = self.plan.step(at.step), self.schedule.context(at)
-                step(self.training, self._executor(batch), batch, context)
-                wait_for(device)
+                self._step_uncaptured(index)
         ns = _device_ns_by_part(profiled) if device.type == "cuda" else _host_ns_by_part(profiled)
         return {part: ns[part] / steps / 1e6 for part in PARTS}
 
-    def _executor(self, batch: Draws) -> PlainExecutor:
+    @without_trials()
+    def _step_uncaptured(self, index: int) -> None:
+        at = Position(0, index % EPOCH_STEPS)
+        batch = self.plan.step(at.step)
         if isinstance(self.step, CapturedStep):
-            return self.step.executor(batch, Variant("nothing", winograd=self.step.has_winograd(batch)))
-        return self.step.executor(batch)
+            executor: PlainExecutor = self.step.executor(batch, Variant("nothing", winograd=self.step.has_winograd(batch)))
+        else:
+            executor = self.step.executor(batch)
+        step(self.training, executor, batch, self.schedule.context(at))
+        wait_for(self.training.machine.device)
 
     def _timed(self, action: Callable[[int], None], times: int) -> float:
         device = self.training.machine.device
