@@ -65,7 +65,7 @@ class RecipeError(ValueError):
     def _text(self) -> str:
         files = [file for file in _OF_A_RUN if self.source.partition(": ")[0].endswith(file)]
         if files and any(one.path in REMOVED for one in self.problems):
-            folder = self.source.partition(": ")[0].removesuffix(files[0]) or "."
+            folder = self.source.partition(": ")[0].removesuffix(files[0]).rstrip("/") or "."
             return f"{self._list()}\n{written_by_an_earlier_version(folder)}"
         return self._list()
 
