@@ -15,7 +15,7 @@ from string import ascii_lowercase
 from codistill import recipes
 from codistill.engine.bench import bench
 from codistill.recipes.schema import Recipe
-from codistill.studies.flops import sizes
+from codistill.studies.costs import sizes
 
 
 def settings(

@@ -17,7 +17,7 @@ import torch
 from codistill import recipes
 from codistill.engine.bench import bench, random_data
 from codistill.recipes.schema import Recipe
-from codistill.studies.flops import Sizes, sizes
+from codistill.studies.costs import Sizes, sizes
 from reference import throughput as plain_throughput
 
 PAIRS = ("wrn-28-10-twins", "wrn-28-4-twins", "densenet-40-12-twins", "resnet-110-twins")

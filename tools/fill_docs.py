@@ -61,23 +61,23 @@ class Published:
     def error(self, twins: str, method: str, at: str = "last", **which: Any) -> float:
         """The mean test error (%) of all networks and seeds at their ``last`` or ``best_epoch``."""
         runs = self.select(twins, method, **which)
-        return mean(network[at]["top1_error"] for run in runs for network in run["networks"].values())
+        return mean(float(network[at]["top1_error"]) for run in runs for network in run["networks"].values())
 
     def error_in_epoch(self, twins: str, method: str, epoch: int) -> float:
         """The mean test error (%) of all networks and seeds after so many epochs."""
         runs = self.select(twins, method)
         return mean(
-            run["epochs"][epoch - 1]["test"][f"{n}/final"]["top1_error"] for run in runs for n in run["networks"]
+            float(run["epochs"][epoch - 1]["test"][f"{n}/final"]["top1_error"]) for run in runs for n in run["networks"]
         )
 
     def train_error(self, twins: str, method: str) -> float:
         """The mean training error (%) of all networks and seeds in the last epoch."""
-        return mean(x for run in self.select(twins, method) for x in run["epochs"][-1]["train_error"].values())
+        return mean(float(x) for run in self.select(twins, method) for x in run["epochs"][-1]["train_error"].values())
 
     def memorised(self, twins: str, method: str) -> float:
         """The share (%) of wrong labels that were learned, if all that is learned of true ones is right."""
         wrong = 100 * self.select(twins, method)[0]["recipe"]["data"]["wrong_labels"]
-        return 100 * (1 - self.train_error(twins, method) / wrong)
+        return float(100 * (1 - self.train_error(twins, method) / wrong))
 
     def minutes(self, twins: str, method: str, seed: int = 1) -> float:
         """How long a run took."""
@@ -87,7 +87,8 @@ class Published:
     def table(self, study: str, number: int = 0) -> str:
         """A table of results/tables: the errors, or with 1 the differences."""
         text = (self.results / "tables" / f"{study}.md").read_text(encoding="utf-8")
-        return re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)[number].rstrip("\n")
+        tables: list[str] = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
+        return tables[number].rstrip("\n")
 
     def cells(self, study: str) -> dict[str, tuple[str, str]]:
         """A study's rows that were run, each with its networks' errors as the table has them."""

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from codistill.recipes.schema import Recipe
     from codistill.report.overview import read_overview
     from codistill.report.page import build_report
-    from codistill.studies.network_costs import count_costs
-    from codistill.trackers.sink import TrackerSink
+    from codistill.studies.costs import count_costs
+    from codistill.trackers import TrackerSink
     from codistill.transfer import methods
     from codistill.transfer.graph import Outline, Transfer, TransferGraph
     from codistill.transfer.objective import Objective
@@ -52,11 +52,11 @@ _MODULES = {
     "Objective": "codistill.transfer.objective",
     "Outline": "codistill.transfer.graph",
     "Recipe": "codistill.recipes.schema",
-    "TrackerSink": "codistill.trackers.sink",
+    "TrackerSink": "codistill.trackers",
     "Transfer": "codistill.transfer.graph",
     "TransferGraph": "codistill.transfer.graph",
     "build_report": "codistill.report.page",
-    "count_costs": "codistill.studies.network_costs",
+    "count_costs": "codistill.studies.costs",
     "export_network": "codistill.export.export",
     "from_datasets": "codistill.data.datasets",
     "predict": "codistill.export.predict",

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from calling import TINY, Codistill
 
 from codistill.cli import explore
 from codistill.networks.families import describe_families
@@ -16,6 +15,7 @@ from codistill.recipes.datasets import DATASETS
 from codistill.recipes.schema import Recipe
 from codistill.studies.catalogue import NAMES as STUDIES
 from codistill.transfer.methods import NAMES as METHODS
+from support.cli import TINY, Codistill
 
 COMMANDS = ("train", "evaluate", "list", "show", "data", "doctor", "study", "export", "predict")
 

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from calling import Codistill
 from PIL import Image
 
 from codistill.data import cifar
+from support.cli import Codistill
 
 
 def facts(text: str) -> dict[str, str]:
@@ -78,40 +78,10 @@ def test_download_is_asked_for_the_folder_that_was_named(codistill: Codistill, m
     assert asked == [("cifar10", Path("there"))]
 
 
-@pytest.mark.parametrize(
-    ("recipe", "more"),
-    [
-        ("cifar100/wrn-28-4-twins", ["--image-size", "8"]),
-        ("cifar100/wrn-28-4-twins", ["data.image_size=8"]),
-        ("imagenet/resnet-18-twins", ["--image-size", "8", "augment.crop=null"]),
-    ],
-)
-def test_any_recipe_is_measured_at_any_size(codistill: Codistill, photos: Path, recipe: str, more: list[str]) -> None:
-    known = ["--bench", recipe, "--images-per-s", 5, "--seconds", 0.1, "--json"]
-    result = codistill("data", "folder", "--folder", photos, *known, *more)
-    assert result.exit_code == 0, result.stderr
-    assert json.loads(result.stdout)["device"] == 5
-
-
 def test_a_folder_at_home_is_found(codistill: Codistill, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(photos.absolute().parent))
-    measured = ("--bench", "imagenet/resnet-18-twins", "--images-per-s", 5, "--seconds", 0.1)
-    for more in ((), measured):
-        result = codistill("data", "folder", "--folder", "~/photos", *more)
-        assert result.exit_code == 0, result.stderr
-
-
-def test_a_size_that_is_missing_or_too_small_says_what_to_type(codistill: Codistill, photos: Path) -> None:
-    bench = ("data", "folder", "--folder", photos, "--images-per-s", 5, "--bench")
-    missing = codistill(*bench, "cifar100/wrn-28-4-twins")
-    assert missing.exit_code == 2
-    assert "data.image_size: missing; " in missing.stderr
-    assert "as in data.image_size=32" in missing.stderr
-    cropped = codistill(*bench, "imagenet/resnet-18-twins", "--image-size", 64)
-    assert "augment.crop: 224 is more than the 64 pixels" in cropped.stderr
-    odd = codistill("data", "folder", "--folder", photos, "data.image_size=8")
-    assert (odd.exit_code, odd.stdout) == (2, "")
-    assert "data.image_size=8 overrides a recipe, but none is given; add --bench RECIPE" in odd.stderr
+    result = codistill("data", "folder", "--folder", "~/photos")
+    assert result.exit_code == 0, result.stderr
 
 
 def test_a_folder_of_images_with_an_unreadable_one(codistill: Codistill, photos: Path) -> None:

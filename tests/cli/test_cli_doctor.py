@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from calling import Codistill
 
 from codistill.cli import doctor
+from support.cli import Codistill
 
 SUBJECTS = {"python", "codistill", "torch", "threads", "device", "kernels", "torch.compile", "space"} | {
     f"data: {name}" for name in ("fashion", "cifar10", "cifar100")
@@ -37,7 +37,7 @@ def test_data_are_found_where_the_environment_says(
 
 
 def test_what_is_lacking_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)  # type: ignore[attr-defined]
     monkeypatch.setattr(doctor, "ENOUGH_SPACE", 10**30)
     (compiler,) = doctor.check_compiler()
     (space,) = doctor.check_space()

@@ -6,12 +6,12 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from calling import Codistill
 
-import zoo
 from codistill.data import embedded
 from codistill.recipes import get, loads
-from codistill.studies.network_costs import network_input
+from codistill.studies.costs import Sizes, sizes
+from support import zoo
+from support.cli import Codistill
 
 # Parameters and forward FLOPs of the backbone and of both heads, 100 classes, 32×32: counted by hand from the paper's
 # table, and pinned in the networks' own tests.
@@ -107,12 +107,11 @@ def test_text_has_the_whole_recipe_then_costs_then_the_matrix(codistill: Codisti
 
 def test_inputs_are_those_of_the_data() -> None:
     data = embedded.read()
-    fashion = network_input(get("quickstart", ["data.image_size=null"]))
-    assert (fashion.channels, fashion.height, fashion.width) == (data.channels, *data.image_size)
-    assert fashion.classes == data.num_classes
+    fashion = sizes(get("quickstart", ["data.image_size=null"]))
+    assert fashion == Sizes(len(data.train), data.num_classes, (data.channels, *data.image_size))
     for name, classes in {"cifar10": 10, "cifar100": 100}.items():
-        seen = network_input(get("quickstart", [f"data.name={name}", "data.image_size=null"]))
-        assert (seen.channels, seen.height, seen.width, seen.classes) == (3, 32, 32, classes)
+        seen = sizes(get("quickstart", [f"data.name={name}", "data.image_size=null"]))
+        assert seen == Sizes(50_000, classes, (3, 32, 32))
 
 
 def test_a_folder_that_is_not_there_is_counted_as_imagenet_and_said_so(codistill: Codistill) -> None:
@@ -122,8 +121,10 @@ def test_a_folder_that_is_not_there_is_counted_as_imagenet_and_said_so(codistill
         for split in ("train", "test"):
             Path("photos", split, name).mkdir(parents=True)
             Path("photos", split, name, "1.jpg").touch()
-    seen = network_input(get("imagenet/resnet-18-twins", ["data.folder=photos"]))
-    assert (seen.classes, seen.note) == (3, "")
+    assert (
+        "For one image of 3×224×224, 3 classes;"
+        in codistill("show", "imagenet/resnet-18-twins", "data.folder=photos").stdout
+    )
 
 
 def test_drawings(codistill: Codistill) -> None:

@@ -30,14 +30,14 @@ def test_every_public_name_is_what_it_says() -> None:
     assert dir(codistill) == sorted(codistill.__all__)
     places = {
         "Cohort": "codistill.cohort",
-        "TrackerSink": "codistill.trackers.sink",
+        "TrackerSink": "codistill.trackers",
         "Objective": "codistill.transfer.objective",
         "Outline": "codistill.transfer.graph",
         "Recipe": "codistill.recipes.schema",
         "Transfer": "codistill.transfer.graph",
         "TransferGraph": "codistill.transfer.graph",
         "build_report": "codistill.report.page",
-        "count_costs": "codistill.studies.network_costs",
+        "count_costs": "codistill.studies.costs",
         "export_network": "codistill.export.export",
         "from_datasets": "codistill.data.datasets",
         "predict": "codistill.export.predict",

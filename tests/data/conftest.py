@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_cifar import TEST_IMAGES, TRAIN_IMAGES, FakeCifar
 from PIL import Image
 
 from codistill.data.cifar import CIFARS
+from support.fake_cifar import TEST_IMAGES, TRAIN_IMAGES, FakeCifar
 
 
 @pytest.fixture
@@ -20,18 +20,16 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def make_cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], FakeCifar]:
-    """``make_cifar("cifar100", "python")``: 50 + 20 images, with the official counts turned down to these."""
+def make_cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], FakeCifar]:
+    """``make_cifar("cifar100")``: 50 + 20 images, with the official counts turned down to these."""
 
-    def make(name: str, kind: str) -> FakeCifar:
+    def make(name: str) -> FakeCifar:
         numbers = CIFARS[name].numbers._replace(train_images=TRAIN_IMAGES, test_images=TEST_IMAGES)
         small = dataclasses.replace(CIFARS[name], numbers=numbers)
         monkeypatch.setitem(CIFARS, name, small)
-        (version,) = (version for version in small.versions if version.kind == kind)
         random = np.random.default_rng(1)
         fake = FakeCifar(
             cifar=small,
-            version=version,
             folder=tmp_path / "data",
             train_pixels=random.integers(0, 256, (TRAIN_IMAGES, 3, 32, 32), np.uint8),
             train_labels=random.integers(0, small.numbers.classes, TRAIN_IMAGES),

@@ -7,12 +7,12 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from fake_cifar import FakeCifar
 
 from codistill.data import cifar, download
 from codistill.data.load import load
+from support.fake_cifar import FakeCifar
 
-Make = Callable[[str, str], FakeCifar]
+Make = Callable[[str], FakeCifar]
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -39,7 +39,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_a_download_is_checked_unpacked_and_found(
     make_cifar: Make, served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    fake = make_cifar("cifar100", "python")
+    fake = make_cifar("cifar100")
     archive = fake.pack(monkeypatch)
     archive.rename(served / archive.name)
     target = tmp_path / "new" / "cache"

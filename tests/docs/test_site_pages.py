@@ -8,12 +8,12 @@ from types import ModuleType
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from building import ROOT, build
-from markup import Markup
 
 import codistill
 from codistill.transfer import methods
 from codistill.transfer.graph import Outline
+from support.markup import Markup
+from support.site import ROOT, build
 
 DOCS = ROOT / "docs"
 

@@ -17,7 +17,7 @@ from codistill.recipes import parse
 from codistill.recipes.schema import Recipe
 from codistill.runs.folder import RunFolder
 from codistill.runs.result import read_result
-from tiny import tiny_recipe
+from support.tiny import tiny_recipe
 
 
 def run(recipe: Recipe, out: Path) -> int:
@@ -117,7 +117,7 @@ def test_what_a_killed_process_left_unfinished_is_gone_in_the_end(tmp_path: Path
 def images(seed: int) -> ImageData:
     drawn = torch.randint(256, (80, 1, 28, 28), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
     items = [(image, number % 10) for number, image in enumerate(drawn)]
-    return from_datasets(items, items[:20], classes=10)
+    return from_datasets(items, items[:20], classes=10)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

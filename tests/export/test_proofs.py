@@ -8,17 +8,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import zoo
-from codistill.export.export import Exported
+from codistill.export.export import Exported, latency_ms, prove, require_same, same_nodes
 from codistill.export.formats import FORMATS
 from codistill.export.network import load_network
-from codistill.export.proofs import latency_ms, prove, require_same, same_nodes
 from codistill.networks.adapters.architecture import LibraryArchitecture
 from codistill.networks.backbone import Architecture, Backbone
 from codistill.networks.densenet import DenseNet
 from codistill.networks.families import FAMILIES
 from codistill.networks.mobilenet import MobileNet, MobileNetV2
 from codistill.networks.resnet import CifarResNet, ImageNetResNet, PreActivationResNet, WideResNet
+from support import zoo
 
 SHAPE = (1, 28, 28)
 

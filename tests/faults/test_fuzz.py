@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from codistill import recipes
 from codistill.cli.app import app
 from codistill.recipes import parse
-from stress import FUZZED, STRESS, Counted
+from support.stress import FUZZED, STRESS, Counted
 
 SCREEN_LINES = 40
 SOURCES = ("quickstart", "cifar100/resnet-110-twins", "table3/c2", "kd/wrn-28-10-resnet-110")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from stress import Counted
+from support.stress import Counted
 
 SMALL = ["data.train_limit=20", "data.test_limit=20", "length.epochs=1", "runtime.device=cpu"]
 LOOK = "import socket; print([name for _, name in socket.if_nameindex()])"

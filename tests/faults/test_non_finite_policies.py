@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from injection import Stepper, assert_same, bad_logit, own, spoil, started
 from safetensors.torch import load_file, save_file
 
 from codistill.engine import trainer
@@ -19,13 +18,14 @@ from codistill.engine.state import Training
 from codistill.errors import RunError
 from codistill.recipes.schema import Recipe
 from codistill.runs.checkpoint import Store
-from tiny import tiny_recipe
+from support.injection import Stepper, assert_same, bad_logit, own, spoil, started
+from support.tiny import tiny_recipe
 
 
 def train(recipe: Recipe, out: Path, monkeypatch: pytest.MonkeyPatch, non_finite_at: int) -> Training:
     """To the end, with NaN put into a weight of network a after so many steps."""
     made: list[Training] = []
-    prepare = trainer.prepare_training
+    prepare = trainer.prepare_training  # type: ignore[attr-defined]
 
     def remembered(*arguments: Any) -> Training:
         made.append(prepare(*arguments))

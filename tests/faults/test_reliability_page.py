@@ -5,7 +5,7 @@ import runpy
 from pathlib import Path
 
 import pytest
-from test_hostile import HOSTILE
+from test_hostile import HOSTILE  # type: ignore[import-not-found]
 
 TESTS = Path(__file__).parents[1]
 PAGE = (TESTS.parent / "docs" / "reliability.md").read_text(encoding="utf-8")
@@ -42,12 +42,14 @@ def test_every_mutation_names_a_test_that_exists() -> None:
 def published(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """How often `make stress` does each thing."""
     monkeypatch.setenv("CODISTILL_STRESS", "1")
-    return {name: value for name, value in runpy.run_path(str(TESTS / "stress.py")).items() if name.isupper()}
+    return {
+        name: value for name, value in runpy.run_path(str(TESTS / "support" / "stress.py")).items() if name.isupper()
+    }
 
 
 def test_the_page_counts_as_the_tests_do(published: dict[str, int]) -> None:
     half = published["FUZZED"] // 2
-    points, rounds = re.search(r"faults: (\d+) points, (\d+) times each", PAGE).groups()  # type: ignore[union-attr]
+    points, rounds = re.search(r"faults: (\d+) points, (\d+) times each", PAGE).groups()
     counted = {
         "test_killed.py": f"{published['KILLED_TRAININGS']} SIGKILLs",
         "test_checkpoint_damage.py": f"{published['DAMAGES']:,} damaged checkpoints",

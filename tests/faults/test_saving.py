@@ -8,12 +8,12 @@ import pytest
 import torch
 from PIL import Image
 
-from checkpoints import assert_is, content, listed
 from codistill.engine import trainer
 from codistill.errors import RunError
 from codistill.runs.checkpoint import Saver, Snapshot, Store, snapshot
 from codistill.runs.journal import read_journal
-from tiny import tiny_recipe
+from support.checkpoints import assert_is, content, listed
+from support.tiny import tiny_recipe
 
 
 class SlowStore(Store):
@@ -63,14 +63,14 @@ def test_memory_is_used_again_but_never_that_of_the_newest_copy(tmp_path: Path) 
     taken = []
     for step in (1, 2, 3, 4):
         taken.append(saver.save(store, step, *content(step)))
-        newest = {name: tensor.clone() for name, tensor in taken[-1].tensors.items()}
+        newest = {name: tensor.clone() for name, tensor in taken[-1].items()}
         for other in (5, 6, 7):
             saver.save(best, other, *content(other))
         saver.wait()
         assert_is(store.newest(), step)
         assert_is(best.newest(), 7)
-        assert all(torch.equal(tensor, newest[name]) for name, tensor in taken[-1].tensors.items())
-    places = [{name: tensor.data_ptr() for name, tensor in copy.tensors.items() if tensor.numel()} for copy in taken]
+        assert all(torch.equal(tensor, newest[name]) for name, tensor in taken[-1].items())
+    places = [{name: tensor.data_ptr() for name, tensor in copy.items() if tensor.numel()} for copy in taken]
     assert places[0] == places[2] != places[1] == places[3]
     assert all(place != places[0][name] for name, place in places[1].items())
     saver.close()
@@ -80,10 +80,10 @@ def test_what_has_another_shape_or_type_gets_memory_of_its_own() -> None:
     before = snapshot({"a": torch.ones(2, 3), "b": torch.ones(4), "c": torch.ones(5)})
     tensors = {"a": torch.zeros(3, 2), "b": torch.zeros(4, dtype=torch.int64), "c": torch.zeros(5), "d": torch.zeros(6)}
     after = snapshot(tensors, over=before)
-    assert all(torch.equal(after.tensors[name], tensor) for name, tensor in tensors.items())
-    assert all(after.tensors[name].dtype is tensor.dtype for name, tensor in tensors.items())
-    assert (before.tensors["a"].sum(), before.tensors["b"].sum()) == (6, 4)
-    assert after.tensors["c"] is before.tensors["c"]
+    assert all(torch.equal(after[name], tensor) for name, tensor in tensors.items())
+    assert all(after[name].dtype is tensor.dtype for name, tensor in tensors.items())
+    assert (before["a"].sum(), before["b"].sum()) == (6, 4)  # type: ignore[comparison-overlap]
+    assert after["c"] is before["c"]
 
 
 def test_a_failed_save_is_reported_at_the_next_one(tmp_path: Path) -> None:

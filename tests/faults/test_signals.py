@@ -13,9 +13,9 @@ from codistill import recipes
 from codistill.cli import main
 from codistill.engine import trainer
 from codistill.runs.checkpoint import Store
-from processes import shared_count, started_process
-from stress import SIGNALS_SENT, Counted
-from tiny import tiny_recipe
+from support.processes import shared_count, started_process
+from support.stress import SIGNALS_SENT, Counted
+from support.tiny import tiny_recipe
 
 ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 PATIENCE_S = 120.0  # until a process counts as deaf; it takes a fraction of a second

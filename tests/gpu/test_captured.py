@@ -9,12 +9,14 @@ from torch import nn
 
 from codistill.data.load import load
 from codistill.engine import trainer
+from codistill.engine.fast.capture import CapturedStep
 from codistill.engine.runtime import prepare
 from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.engine.state import Training, prepare_training
-from codistill.engine.step import CapturedStep, PlainStep, choose_step
+from codistill.engine.step import PlainStep
+from codistill.engine.trainer import choose_step
 from codistill.recipes.schema import AdamW, Augment, Recipe, Runtime
-from tiny import tiny_recipe
+from support.tiny import tiny_recipe
 
 pytestmark = [
     pytest.mark.gpu,
@@ -32,7 +34,7 @@ DENSE = {"a": "densenet-10-12", "b": "densenet-10-12"}
 
 
 def on_gpu(**runtime: object) -> Runtime:
-    return Runtime(**{"device": "cuda", "precision": "fp32", "kernels": "torch", **runtime})  # type: ignore[arg-type]
+    return Runtime(**{"device": "cuda", "precision": "fp32", "kernels": "torch", **runtime})
 
 
 def started(recipe: Recipe) -> Training:

@@ -9,15 +9,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from made_up import look, made_up_run, quick
 
 from codistill.data.load import load
 from codistill.engine import trainer
-from codistill.report import mistakes
-from codistill.report.answers import Answers, UnavailableError, answers
+from codistill.report.answers import (
+    IMAGES,
+    Answers,
+    UnavailableError,
+    _data_uri,
+    agreement,
+    answers,
+    blocks,
+    collect_answers,
+)
 from codistill.report.blocks import Chart, Gallery, Words
 from codistill.report.read import read_run
-from tiny import tiny_recipe
+from support.made_up import look, made_up_run, quick
+from support.tiny import tiny_recipe
 
 
 def soon() -> float:
@@ -66,7 +74,7 @@ def test_a_bin_of_confidence_ends_with_its_upper_bound(asked: Answers) -> None:
     data = dataclasses.replace(asked.data, test=asked.data.test.take(torch.tensor([0, 1])))
     answer = asked.labels[:2]
     two = Answers(("a/final",), answer[None], torch.tensor([[0.4, 0.41]]), data)
-    assert two.reliability() == [(pytest.approx(40), 100.0, 1), (pytest.approx(41), 100.0, 1)]
+    assert two.reliability() == [(pytest.approx(40), 100.0, 1), (pytest.approx(41), 100.0, 1)]  # type: ignore[comparison-overlap]
 
 
 def test_agreement_class_errors_and_confusion_by_numpy(asked: Answers) -> None:
@@ -93,18 +101,18 @@ def test_without_a_checkpoint_the_shipped_networks_still_answer(trained: Path, t
 
 def test_blocks_show_calibration_classes_and_confused_pairs(trained: Path) -> None:
     seen = look(trained)
-    asked, missing = mistakes.collect_answers(seen, patience_s=60)
+    asked, missing = collect_answers(seen, patience_s=60)
     assert missing == {}
-    calibration, classes, gallery = mistakes.blocks(seen, asked, missing)
+    calibration, classes, gallery = blocks(seen, asked, missing)
     assert isinstance(calibration, Chart)
     assert isinstance(classes, Chart)
     assert isinstance(gallery, Gallery)
     assert sorted(classes.x.labels) == sorted(next(iter(asked.values())).data.class_names)
     values = classes.series[0].y
     assert list(values) == sorted(values, reverse=True)
-    assert all(1 <= len(mistake.images) <= mistakes.IMAGES for mistake in gallery.mistakes)
+    assert all(1 <= len(mistake.images) <= IMAGES for mistake in gallery.mistakes)
     assert all(uri.startswith("data:image/png;base64,") for one in gallery.mistakes for uri in one.images)
-    matrix = mistakes.agreement(seen.entries[0], asked)
+    matrix = agreement(asked[seen.entries[0].row.key])
     assert matrix is not None
     assert [matrix.values[place][place] for place in range(len(matrix.rows))] == [100.0] * len(matrix.rows)
 
@@ -148,12 +156,12 @@ def test_data_that_are_not_there_are_named_without_anybodys_folders(tmp_path: Pa
 
 def test_runs_without_weights_say_why_once(study: Path, tmp_path: Path) -> None:
     seen = look(study)
-    asked, missing = mistakes.collect_answers(seen, patience_s=60)
+    asked, missing = collect_answers(seen, patience_s=60)
     assert asked == {}
-    (block,) = mistakes.blocks(seen, asked, missing)
+    (block,) = blocks(seen, asked, missing)
     assert isinstance(block, Words)
     assert "independent; DML; DCM, because" in block.text
-    _, why = mistakes.collect_answers(look(made_up_run(tmp_path / "run", quick(), epochs=3)), patience_s=60)
+    _, why = collect_answers(look(made_up_run(tmp_path / "run", quick(), epochs=3)), patience_s=60)
     assert list(why) == ["no run is finished, and they need trained weights and the test images"]
 
 
@@ -162,7 +170,7 @@ def test_runs_without_weights_say_why_once(study: Path, tmp_path: Path) -> None:
 )
 def test_pictures_of_any_pixels(channels: int, dtype: torch.dtype) -> None:
     pixels = (torch.rand(channels, 100, 90) * 255).to(dtype)
-    assert mistakes._data_uri(pixels).startswith("data:image/png;base64,iVBOR")
+    assert _data_uri(pixels).startswith("data:image/png;base64,iVBOR")
 
 
 def test_the_test_images_are_those_of_the_run(trained: Path, asked: Answers) -> None:

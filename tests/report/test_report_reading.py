@@ -5,9 +5,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from made_up import SEEDS, append, look, made_up_run, quick, record, result
 
 from codistill.report.read import expand, find, read_run
+from support.made_up import SEEDS, append, look, made_up_run, quick, record, result
 
 
 def test_a_finished_run_has_its_result_and_its_whole_course(tmp_path: Path) -> None:

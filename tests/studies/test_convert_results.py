@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from synthetic import result_json
 
 from codistill.recipes import Recipe, get, parse
 from codistill.runs.result import RESULT_FORMAT, read_result
 from codistill.studies.plan import run_name
+from support.synthetic import result_json
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tools"))
@@ -19,7 +19,7 @@ sys.path.append(str(ROOT / "tools"))
 import convert_results  # noqa: E402
 
 H200 = {"accelerators": ["NVIDIA H200"], "commit": "b3f434b0c84e369100ab09f583d080610bcc497e"}
-CPU = {"accelerators": [], "commit": None}
+CPU: dict[str, Any] = {"accelerators": [], "commit": None}
 Convert = Callable[..., int]
 
 

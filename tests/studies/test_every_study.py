@@ -8,15 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from counts import ROWS
 from PIL import Image
 from rich.console import Console
-from warm import warm_trainings
 
 from codistill.cli.study import run_study
 from codistill.studies import catalogue
 from codistill.studies.runner import Command
 from codistill.studies.study import slug
+from support.study_rows import ROWS
+from support.warm import warm_trainings
 
 SMALLER = {
     "resnet-164": "resnet-14",

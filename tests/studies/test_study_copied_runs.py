@@ -5,11 +5,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from study_call import ON_CPU, StudyCall
-from synthetic import FINISH, STOP, pretend
 
 from codistill.recipes import Recipe, apply, parse
 from codistill.studies.runner import Command
+from support.study_call import ON_CPU, StudyCall
+from support.synthetic import FINISH, STOP, pretend
 
 pytestmark = pytest.mark.usefixtures("quick")
 

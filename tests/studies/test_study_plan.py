@@ -1,18 +1,16 @@
 """The plan that a study prints before it begins: runs, FLOPs, time, and the source of its pace."""
 
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from study_call import ON_CPU, StudyCall
-from synthetic import ENVIRONMENT
 
 from codistill import recipes
-from codistill.recipes import Recipe
 from codistill.studies import catalogue, plan
-from codistill.studies.flops import Sizes, training_flops
+from codistill.studies.costs import training_flops
 from codistill.studies.plan import plan_runs
+from support.study_call import ON_CPU, StudyCall
+from support.synthetic import ENVIRONMENT
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -22,12 +20,8 @@ def test_the_plan_says_what_there_is_to_do_and_does_nothing(tmp_path: Path) -> N
     assert planned.code == 0
     assert not (tmp_path / "out").exists()
     flops = sum(training_flops(row.resolve([ON_CPU])) or 0 for row in catalogue.get("demo").rows) * 2
-    left = timedelta(seconds=round(flops / 1e9 / 2))
-    assert f"To do: 6 runs, {flops / 1e15:.3g} PFLOP, 2 at a time: about {left}." in planned.printed
-    assert (
-        "The pace, 1 GFLOP/s a run, was measured on a few steps just now, without start and evaluation: a guess."
-        in planned.printed
-    )
+    assert f"To do: 6 runs, {flops / 1e15:.3g} PFLOP, 2 at a time: for an unknown time." in planned.printed
+    assert "The pace is not known before a run has finished on this machine" in planned.printed
 
 
 def test_the_plan_reckons_with_finished_runs(tmp_path: Path) -> None:
@@ -42,22 +36,7 @@ def test_the_pace_of_another_machine_says_nothing(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(plan, "describe", lambda: {**ENVIRONMENT, "cpu": "another CPU"})
     planned = StudyCall(tmp_path / "out", "curves", seeds=2, plan=True)
     assert "To do: 3 runs" in planned.printed
-    assert "1 GFLOP/s a run, was measured on a few steps" in planned.printed
-
-
-def test_the_costliest_run_is_measured_and_what_that_leaves_out_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measured: list[Recipe] = []
-
-    def measure(recipe: Recipe, seen: Sizes) -> float:
-        measured.append(recipe)
-        return 1e9
-
-    monkeypatch.setattr(plan, "measured_flops_per_s", measure)
-    planned = StudyCall(tmp_path / "out", overrides=[ON_CPU, "runtime.kernels=inductor"], plan=True)
-    assert [recipe.method for recipe in measured] == ["dcm"]
-    assert "evaluation: with torch's kernels; with those of the runs they are likely faster." in planned.printed
+    assert "The pace is not known" in planned.printed
 
 
 def test_how_many_trainings_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,14 +50,6 @@ def test_how_many_trainings_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None
         on_gpu = recipes.apply(recipe, [f"runtime.device={device}"])
         assert plan.choose_jobs(on_gpu, None) == (1, None)
         assert plan.choose_jobs(on_gpu, 3) == (3, None)
-
-
-def test_a_student_is_not_measured_before_its_teacher_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured: list[str] = []
-    monkeypatch.setattr(plan, "measured_flops_per_s", lambda recipe, seen: measured.append(recipe.method))
-    planned = StudyCall(tmp_path / "out", "kd", methods=["kd"], seeds=1, plan=True)
-    assert measured == ["independent"]
-    assert "The pace is not known" in planned.printed
 
 
 def test_what_a_begun_run_has_done_is_not_to_be_done(tmp_path: Path) -> None:
@@ -102,10 +73,6 @@ def test_a_study_says_how_long_it_will_take_before_it_begins(tmp_path: Path) -> 
     assert "To do" not in StudyCall(tmp_path / "out").printed, "everything is finished"
 
 
-def test_a_pace_that_cannot_be_known_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "measured_flops_per_s", lambda recipe, seen: None)
-    planned = StudyCall(tmp_path / "out", plan=True)
-    assert "2 at a time: for an unknown time." in planned.printed
-    assert "The pace is not known" in planned.printed
+def test_runs_whose_images_are_missing_are_counted(tmp_path: Path) -> None:
     absent = StudyCall(tmp_path / "out", "table2", overrides=[ON_CPU, "data.folder=nowhere"], seeds=1, plan=True)
     assert "9 runs whose images were not found" in absent.printed

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from synthetic import fill, made_up_result
 
 from codistill.recipes import Recipe
 from codistill.runs.result import read_result
 from codistill.studies import catalogue
 from codistill.studies.plan import plan_runs, run_name
 from codistill.studies.published import MAX_PUBLISHED_BYTES, publish, rebuild_tables
+from support.synthetic import fill, made_up_result
 
 
 def published(tmp_path: Path, recipe: Recipe, result: dict[str, Any] | None = None) -> Path:

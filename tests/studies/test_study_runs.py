@@ -3,14 +3,14 @@
 from pathlib import Path
 
 import pytest
-from study_call import StudyCall
-from synthetic import fill, made_up_result
 
 from codistill import recipes
 from codistill.recipes import parse
 from codistill.recipes.schema import AdamW, Sgd
 from codistill.studies import catalogue
 from codistill.studies.plan import plan_runs, require_data, run_name
+from support.study_call import StudyCall
+from support.synthetic import fill, made_up_result
 
 OUT = Path("out")
 

@@ -1,6 +1,7 @@
 """The commands and their options. The modules beside this one do the work and are imported when a command runs."""
 
 import re
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,7 +9,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from codistill.cli.options import AsJson, Best, Changes, Runs, Shards, Source, Split, Timeout, complete, key_values
 from codistill.errors import ExitCode
 
 
@@ -57,6 +57,54 @@ app = typer.Typer(
 command = partial(app.command, cls=Command)
 
 
+def complete(listing: str) -> Callable[[str], list[str]]:
+    """Return a completion function for the names of a listing."""
+
+    def names(incomplete: str) -> list[str]:
+        from codistill.cli.explore import LISTINGS
+
+        return [name for name in LISTINGS[listing]() if name.startswith(incomplete)]
+
+    return names
+
+
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="RECIPE|FILE",
+        help="A recipe listed by `codistill list recipes`, or a .yaml or .json file.",
+        autocompletion=complete("recipes"),
+    ),
+]
+
+
+Changes = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="KEY=VALUE", show_default=False, help="Overrides, such as length.epochs=1.", default_factory=list
+    ),
+]
+Split = Annotated[
+    str | None,
+    typer.Option(metavar="A+C,B", help="Networks of each process; default: balanced by FLOPs."),
+]
+Shards = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Processes that share each batch of a network; default: chosen by FLOPs."),
+]
+Timeout = Annotated[
+    float, typer.Option(min=1, metavar="SECONDS", help="How long a process waits for the others before the run ends.")
+]
+Best = Annotated[
+    bool, typer.Option("--best", help="Use the epoch with the lowest validation error (needs checkpoints.best=true).")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Runs = Annotated[
+    list[Path],
+    typer.Argument(metavar="RUN|STUDY", help="Folders of runs or studies, or published results, such as runs/demo."),
+]
+
+
 @app.callback(invoke_without_command=True)
 def codistill(
     ctx: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
@@ -94,7 +142,7 @@ def train(
 
     Ctrl-C (or SIGTERM or SIGUSR1) saves and stops. The same command continues exactly where the run stopped.
     """
-    from codistill.cli.processes import LaunchOptions, train
+    from codistill.cli.train import LaunchOptions, train
     from codistill.distributed.layout import LayoutRequest
 
     options = LaunchOptions(nproc, LayoutRequest(split, shards), timeout, restarts)
@@ -191,7 +239,6 @@ def data(
             metavar="NAME", help="A data set listed by `codistill list data`.", autocompletion=complete("data")
         ),
     ],
-    changes: Annotated[list[str], key_values("With --bench: overrides of the recipe, such as batch_size=64.")],
     folder: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Folder of the data; default: $CODISTILL_DATA, or the user's cache."),
@@ -199,42 +246,13 @@ def data(
     download: Annotated[
         bool, typer.Option("--download", help="Download it from its authors if it is missing.")
     ] = False,
-    image_size: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="For `folder`: side to resize images to; default: 32, or that of the --bench recipe.",
-        ),
-    ] = None,
-    bench: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RECIPE", help="For `folder`: measure whether decoding keeps up with training this recipe."
-        ),
-    ] = None,
-    seconds: Annotated[
-        float, typer.Option(min=0.1, metavar="N", help="With --bench: duration of each measurement.")
-    ] = 5,
-    images_per_s: Annotated[
-        float | None, typer.Option(min=1, metavar="N", help="With --bench: training throughput, if known.")
-    ] = None,
+    image_size: Annotated[int, typer.Option(min=1, metavar="N", help="For `folder`: side to resize images to.")] = 32,
     as_json: AsJson = False,
 ) -> None:
-    """Check a data set: location, contents and reading speed."""
-    from codistill.cli import explore
+    """Check a data set: location and contents."""
+    from codistill.cli.explore import describe
 
-    if bench is None and changes:
-        raise ValueError(f"{changes[0]} overrides a recipe, but none is given; add --bench RECIPE")
-    if bench is None:
-        explore.describe(name, folder, download=download, image_size=image_size or 32, as_json=as_json)
-    elif name != "folder" or folder is None:
-        raise ValueError("--bench needs a folder of images; type codistill data folder --folder DIR --bench RECIPE")
-    else:
-        size = [f"data.image_size={image_size}"] if image_size else []
-        explore.bench_data(
-            folder, bench, [*size, *changes], seconds=seconds, images_per_s=images_per_s, as_json=as_json
-        )
+    describe(name, folder, download=download, image_size=image_size, as_json=as_json)
 
 
 @command()

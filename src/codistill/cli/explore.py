@@ -14,14 +14,13 @@ from codistill import recipes
 from codistill.cli.terminal import console, two_columns
 from codistill.cli.train import memory_explained, smaller
 from codistill.errors import unknown
-from codistill.hardware import available_bytes, cores
 from codistill.networks.families import describe_families
 from codistill.recipes.datasets import DATASETS
 from codistill.transfer import methods
 
 if TYPE_CHECKING:
     from codistill.engine.bench import Bench
-    from codistill.studies.network_costs import NetworkCost, NetworkInput
+    from codistill.studies.costs import NetworkCost, Sizes
 
 
 def listed_recipes() -> dict[str, str]:
@@ -71,23 +70,22 @@ def show_listings(what: str | None) -> None:
 
 
 def show(source: str, changes: Sequence[str], *, as_json: bool) -> None:
-    from codistill.studies.network_costs import count_costs, network_input
+    from codistill.studies.costs import assumed_sizes, count_costs, sizes
 
     recipe = recipes.resolve(source, changes)
-    seen = network_input(recipe)
-    costs = count_costs(recipe, seen)
+    known, costs = sizes(recipe), count_costs(recipe)
+    seen, note = known or assumed_sizes(recipe), "" if known else " assumed, because data.folder is not available"
     if as_json:
-        typer.echo(json.dumps(to_dict(recipe, seen, costs), indent=2))
+        typer.echo(json.dumps(to_dict(recipe, seen, note, costs), indent=2))
         return
     typer.echo(recipes.dumps(recipe))
     screen = console()
     screen.print(costs_table(costs))
     if any(cost.plan for cost in costs.values()):
         screen.print(plan_table(costs))
-    classes = f"{seen.classes} classes{seen.note}"
     training = sum(cost.training_flops for cost in costs.values())
     screen.print(
-        f"For one image of {seen.channels}×{seen.height}×{seen.width}, {classes}; 2 FLOPs per multiply-add.\n"
+        f"For one image of {'×'.join(map(str, seen.shape))}, {seen.classes} classes{note}; 2 FLOPs per multiply-add.\n"
         f"Training costs {_mega(training)} MFLOPs per image: 3 × forward with heads; 1 × for a frozen teacher.\n"
     )
     typer.echo(recipe.graph.matrix())
@@ -139,10 +137,11 @@ def plan_table(costs: "dict[str, NetworkCost]") -> Table:
     return table
 
 
-def to_dict(recipe: recipes.Recipe, seen: "NetworkInput", costs: "dict[str, NetworkCost]") -> dict[str, Any]:
+def to_dict(recipe: recipes.Recipe, seen: "Sizes", note: str, costs: "dict[str, NetworkCost]") -> dict[str, Any]:
+    channels, height, width = seen.shape
     return {
         "recipe": recipe.model_dump(mode="json"),
-        "input": asdict(seen),
+        "input": {"channels": channels, "height": height, "width": width, "classes": seen.classes, "note": note},
         "networks": {name: {**asdict(cost), "heads_share": cost.heads_share} for name, cost in costs.items()},
         "training_flops_per_image": sum(cost.training_flops for cost in costs.values()),
         "edges": len(recipe.graph.transfers),
@@ -209,41 +208,8 @@ def _data_rows(facts: Mapping[str, Any]) -> dict[str, str]:
     return rows
 
 
-def bench_data(
-    folder: Path, source: str, changes: Sequence[str], *, seconds: float, images_per_s: float | None, as_json: bool
-) -> None:
-    """Compare the decoding rate of the folder with the training rate of the recipe; ``images_per_s`` if known."""
-    from codistill.data.image_files import list_images
-    from codistill.data.stream import advice, decoding_rates, processes
-    from codistill.engine.bench import pace
-
-    recipe = recipes.resolve(source, ["data.name=folder", f"data.folder={json.dumps(str(folder))}", *changes])
-    found = list_images(folder.expanduser())
-    side = recipe.data.side
-    counts = [count for count in (1, 2, 4, 8, 16, 32, 64, 128) if count < cores()] + [cores()]
-    typer.echo(f"measuring the decoding rate with up to {processes(counts[-1])} …", err=True)
-    rates = dict(decoding_rates(found, recipe.data, counts, seconds))
-    device, path = images_per_s, "as given"
-    if device is None:
-        typer.echo(
-            f"measuring training steps of {recipe.batch_size} images, which can take minutes on a CPU; "
-            "--images-per-s N skips this …",
-            err=True,
-        )
-        with memory_explained(smaller(recipe)):
-            device, path = pace(recipe, 3, side, len(found.class_names), seconds)
-    pixel_bytes = found.images * 3 * side**2
-    lines = advice(rates, device, pixel_bytes, available_bytes())
-    if as_json:
-        typer.echo(json.dumps({"decoding": rates, "device": device, "path": path, "advice": lines}, indent=2))
-        return
-    rows = {f"decoding, {processes(count)}": f"{rate:,.0f} images/s" for count, rate in rates.items()}
-    console().print(two_columns({**rows, "device": f"{device:,.0f} images/s ({recipe.name}, {recipe.method}; {path})"}))
-    typer.echo("\n".join(lines))
-
-
 def bench(source: str, changes: list[str], *, steps: int, as_json: bool) -> None:
-    from codistill.studies.flops import sizes
+    from codistill.studies.costs import sizes
 
     recipe = recipes.resolve(source, changes)
     seen = sizes(recipe)

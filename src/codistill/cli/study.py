@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -16,7 +15,7 @@ from codistill.errors import ExitCode
 from codistill.runs.result import Result, read_result
 from codistill.studies import catalogue
 from codistill.studies.analysis import StudyTables, build_tables
-from codistill.studies.flops import epoch_flops
+from codistill.studies.costs import epoch_flops
 from codistill.studies.plan import (
     Pace,
     Plan,
@@ -62,7 +61,7 @@ def run_study(
     at_once, threads = choose_jobs(study.rows[0].resolve(overrides), jobs)
     planned = plan_runs(study, chosen_seeds, overrides, out, threads)
     if plan:
-        print_table(plan_table(study, planned, at_once, Pace.estimate(planned)), console)
+        print_table(plan_table(study, planned, at_once, Pace.of(planned)), console)
         return ExitCode.DONE
     require_data(planned.runs)
     _announce(study, planned, at_once, console)
@@ -89,8 +88,8 @@ def _announce(study: Study, planned: Plan, jobs: int, console: Console) -> None:
     finished = sum(run.is_finished for run in planned.runs)
     console.print(f"{study.title}: {len(planned.runs)} runs, {finished} finished before")
     if finished < len(planned.runs):
-        pace = Pace.estimate(planned)
-        console.print(f"{describe_work(planned, jobs, pace)} {pace.source}")
+        pace = Pace.of(planned)
+        console.print(f"{describe_work(planned, jobs, pace)} {pace}")
 
 
 def _read_finished(planned: Plan) -> Results:
@@ -210,9 +209,7 @@ class StudyProgress:
         self._bars.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         with suppress(OSError):
             self._bars.stop()
 

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from rich.console import Console, Group, RenderableType
@@ -97,11 +96,9 @@ def network_table(networks: Mapping[str, str], rows: Mapping[str, Row]) -> Table
 class Display(Protocol):
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
 
-    def heartbeat(self, position: "Position", timetable: "TrainingSchedule") -> None:
+    def heartbeat(self, position: "Position", schedule: "TrainingSchedule") -> None:
         """Called after every step."""
 
     def show(self, progress: "trainer.Progress") -> None:
@@ -117,12 +114,10 @@ class Lines:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         pass
 
-    def heartbeat(self, position: "Position", timetable: "TrainingSchedule") -> None:
+    def heartbeat(self, position: "Position", schedule: "TrainingSchedule") -> None:
         pass
 
     def show(self, progress: "trainer.Progress") -> None:
@@ -163,13 +158,11 @@ class LiveTable:
         self.live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.live.stop()
 
-    def heartbeat(self, position: "Position", timetable: "TrainingSchedule") -> None:
-        self.at = position, timetable
+    def heartbeat(self, position: "Position", schedule: "TrainingSchedule") -> None:
+        self.at = position, schedule
 
     def show(self, progress: "trainer.Progress") -> None:
         self.best = best_errors(self.journal)
@@ -188,11 +181,11 @@ class LiveTable:
             )
         return Group(*parts)
 
-    def _move_bar(self, position: "Position", timetable: "TrainingSchedule") -> None:
+    def _move_bar(self, position: "Position", schedule: "TrainingSchedule") -> None:
         task = self.bar.tasks[0]
         pace = f"{task.speed:,.0f} images/s" if task.speed else ""
-        epoch = f"{min(position.epoch + 1, timetable.epochs)}/{timetable.epochs}"
-        total, done = timetable.epochs * timetable.images, timetable.images_seen(position)
+        epoch = f"{min(position.epoch + 1, schedule.epochs)}/{schedule.epochs}"
+        total, done = schedule.epochs * schedule.images, schedule.images_seen(position)
         self.bar.update(task.id, total=total, completed=done, epoch=epoch, pace=pace)
 
     def _table(self) -> Table:

@@ -1,47 +1,187 @@
-"""``codistill train``: runs the training generator of the engine and displays its progress."""
+"""``codistill train``: runs the engine in this process, or in several that ``--nproc`` or torchrun starts."""
 
 import logging
+import os
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
 
 from codistill import recipes
-from codistill.cli.terminal import Display, Lines, LiveTable, console, duration, last_epoch, network_table
+from codistill.cli.terminal import (
+    Display,
+    Lines,
+    LiveTable,
+    console,
+    describe_error,
+    duration,
+    last_epoch,
+    network_table,
+    shows_tracebacks,
+)
+from codistill.distributed.launch import LAUNCHER, is_orphaned, is_rank, launch
+from codistill.distributed.layout import LayoutRequest, check_request
 from codistill.engine.signals import StoppedEarlyError, StopRequest
 from codistill.errors import ExitCode
 from codistill.log import logging_to
 from codistill.recipes.schema import Recipe
 from codistill.runs.folder import RunFolder
 from codistill.runs.result import read_finished
-from codistill.trackers.sink import TrackerSink, check_trackers
+from codistill.trackers import TrackerSink, check_trackers
+
+if TYPE_CHECKING:
+    from codistill.engine.trainer import Progress
+
+CODISTILL = (sys.executable, "-m", "codistill")
 
 
-def train(source: str, changes: Sequence[str], out: Path | None, *, quiet: bool, trackers: Sequence[str] = ()) -> int:
-    """Train to the end or until a signal; return the exit code."""
+@dataclass(frozen=True)
+class LaunchOptions:
+    """``nproc`` is None, or 1, to train in this process."""
+
+    nproc: int | None
+    layout: LayoutRequest
+    timeout_s: float
+    restarts: int
+
+    @property
+    def rank_arguments(self) -> list[str]:
+        """The arguments that every rank needs."""
+        return [*self.layout.arguments, f"--timeout={self.timeout_s:g}"]
+
+    @property
+    def arguments(self) -> list[str]:
+        if self.nproc in (None, 1):
+            return []
+        return [f"--nproc={self.nproc}", *self.rank_arguments, f"--restarts={self.restarts}"]
+
+
+def train(
+    source: str,
+    changes: Sequence[str],
+    out: Path | None,
+    options: LaunchOptions,
+    *,
+    quiet: bool,
+    trackers: Sequence[str],
+) -> int:
+    """Train in this process, in new ones, or as one rank of several; return the exit code."""
+    if is_rank():
+        recipe = recipes.resolve(source, changes)
+        return train_as_rank(recipe, out or default_folder(recipe), options, quiet=quiet, trackers=trackers)
+    if options.nproc in (None, 1) and (given := options.layout.arguments):
+        raise ValueError(f"{given[0]} needs several processes; add --nproc N, or use torchrun")
     check_trackers(trackers)
     screen = console(quiet=quiet)
-    recipe = resolve(source, changes, screen)
+    with logging_to(ConsoleHandler(screen)):  # prints the settings of its base that the recipe drops
+        recipe = recipes.resolve(source, changes)
     folder = out or default_folder(recipe)
+    flags = [*(["--quiet"] if quiet else []), *(f"--track={name}" for name in trackers)]
+    arguments = ["train", source, *changes, "--out", str(folder), *flags]
+    if options.nproc is None or options.nproc == 1:
+        drive(recipe, folder, screen, trackers)
+    else:
+        check_request(recipe, options.nproc, options.layout)
+        if RunFolder(folder).is_finished(recipe):
+            screen.print(f"{folder} is finished already", soft_wrap=True)
+        elif code := launch_ranks([*CODISTILL, *arguments, *options.rank_arguments], options, screen):
+            return code
+    if RunFolder(folder).result.exists():
+        conclude(folder, recipe)
+        return ExitCode.DONE
+    typer.echo(f"{stopped(folder)}:\n  {shlex.join(['codistill', *arguments, *options.arguments])}")
+    return ExitCode.STOPPED
 
-    drive(recipe, folder, screen, trackers)
-    if not RunFolder(folder).result.exists():
-        options = ["--out", str(folder), *(["--quiet"] if quiet else []), *(f"--track={name}" for name in trackers)]
-        command = shlex.join(["codistill", "train", source, *changes, *options])
-        typer.echo(f"{stopped(folder)}:\n  {command}")
-        return ExitCode.STOPPED
-    conclude(folder, recipe)
+
+def drive(recipe: Recipe, folder: Path, screen: Console, trackers: Sequence[str]) -> None:
+    """Train in this process and display the progress, until the end or a signal."""
+    with StopRequest() as stop, suppress(StoppedEarlyError):
+        from codistill.engine import trainer
+
+        with displayed(recipe, folder, screen, trackers, stop) as (shown, show):
+            for progress in trainer.train(recipe, folder, stop=stop, heartbeat=shown.heartbeat):
+                show(progress)
+
+
+@contextmanager
+def displayed(
+    recipe: Recipe, folder: Path, screen: Console, trackers: Sequence[str], stop: StopRequest
+) -> "Iterator[tuple[Display, Callable[[Progress], None]]]":
+    """Yield the display of a training, and what to call after each evaluation."""
+    with (
+        logging_to(ConsoleHandler(screen)),
+        display(recipe, folder, screen, stop) as shown,
+        TrackerSink(trackers, recipe, folder) as sink,
+        memory_explained(f"{smaller(recipe)}, and another --out"),
+    ):
+
+        def show(progress: "Progress") -> None:
+            shown.show(progress)
+            sink.flush()
+
+        yield shown, show
+
+
+def launch_ranks(command: Sequence[str], options: LaunchOptions, screen: Console) -> int:
+    """Run the command on every rank, each of which calls ``train_as_rank``; return 0, or 2 for wrong input."""
+    with StopRequest() as stop, logging_to(ConsoleHandler(screen)):
+        stop()  # from now on a signal does not end this process: ranks that are starting must be told
+        return launch(command, options.nproc or 1, options.restarts, stop)
+
+
+def train_as_rank(recipe: Recipe, folder: Path, options: LaunchOptions, *, quiet: bool, trackers: Sequence[str]) -> int:
+    """Train as one rank; rank 0 prints the progress, and a rank that fails its own message.
+
+    A stop returns 0 as well: launchers take every other exit code for a failure and restart.
+    """
+    from codistill.distributed.group import LostPeerError
+    from codistill.distributed.rendezvous import join
+    from codistill.distributed.trainer import RankMismatchError, train_rank
+
+    with logging_to(ConsoleHandler(console(quiet=True))):
+        world = join(options.timeout_s)
+    screen = console(quiet=quiet or not world.is_root)
+    own_trackers = trackers if world.is_root else ()
+    try:
+        with StopRequest() as stop, displayed(recipe, folder, screen, own_trackers, stop) as (shown, show):
+            stop()  # from now on a signal does not end this process: the other ranks would wait for it
+            train_rank(
+                recipe,
+                folder,
+                world,
+                request=options.layout,
+                stop=lambda: stop() or is_orphaned(),
+                heartbeat=shown.heartbeat,
+                show=show,
+            )
+            world.shutdown()
+    except LostPeerError as error:
+        typer.echo(f"{world.describe(world.rank)}: {error}", err=True)
+        return ExitCode.FAILED
+    except RankMismatchError:
+        if world.is_root:
+            raise
+        return ExitCode.WRONG_INPUT
+    except RuntimeError as error:  # not known to be wrong input: a launcher may try again
+        if shows_tracebacks():
+            raise
+        typer.echo(f"{world.describe(world.rank)}: {describe_error(error)}", err=True)
+        return ExitCode.FAILED
+    except ValueError as error:
+        raise ValueError(f"{world.describe(world.rank)}: {error}") from error
+    if world.is_root and LAUNCHER not in os.environ:
+        if RunFolder(folder).result.exists():
+            conclude(folder, recipe)
+        else:
+            typer.echo(f"{stopped(folder)} in {folder}.")
     return ExitCode.DONE
-
-
-def resolve(source: str, changes: Sequence[str], screen: Console) -> Recipe:
-    """Return the requested recipe; print the settings of its base that it drops."""
-    with logging_to(ConsoleHandler(screen)):
-        return recipes.resolve(source, changes)
 
 
 def stopped(folder: Path) -> str:
@@ -49,22 +189,6 @@ def stopped(folder: Path) -> str:
     if RunFolder(folder).has_checkpoint():
         return "Stopped; everything is saved. Continue with the same command"
     return "Stopped; nothing was saved yet. Start again with the same command"
-
-
-def drive(recipe: Recipe, folder: Path, screen: Console, trackers: Sequence[str]) -> None:
-    """Train and display the progress, until the end or a signal."""
-    with StopRequest() as stop, suppress(StoppedEarlyError):
-        from codistill.engine import trainer
-
-        with (
-            logging_to(ConsoleHandler(screen)),
-            display(recipe, folder, screen, stop) as shown,
-            TrackerSink(trackers, recipe, folder) as sink,
-            memory_explained(f"{smaller(recipe)}, and another --out"),
-        ):
-            for progress in trainer.train(recipe, folder, stop=stop, heartbeat=shown.heartbeat):
-                shown.show(progress)
-                sink.flush()
 
 
 @contextmanager

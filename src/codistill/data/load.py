@@ -1,17 +1,24 @@
-"""Reads a data set by name and prepares it for a training; says what a user should know about the result."""
+"""Reads a data set by name and prepares it for a training; says what a user should know about the result.
 
+Preparing has a fixed order. The validation set is split off first, then the training set is limited, then labels are
+corrupted: the training set has exactly the size that was asked for, and validation and test labels stay clean.
+"""
+
+import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
+import torch
 from PIL import Image
+from torch import Tensor
 
 from codistill.data import cifar, embedded, image_folder
 from codistill.data.decoder import SUFFIXES
 from codistill.data.image_files import count_suffixes
-from codistill.data.images import ImageData
-from codistill.data.prepare import prepare
+from codistill.data.images import ImageData, ImageSet, sha256
+from codistill.randomness import derive
 from codistill.recipes.datasets import DATASETS
 from codistill.recipes.schema import Data
 
@@ -34,6 +41,95 @@ def load(data: Data | str, *, seed: int = 0, **settings: Any) -> ImageData:
         given = {key: str(value) if isinstance(value, PurePath) else value for key, value in settings.items()}
         data = Data.check({"name": data, **given}, "data")
     return prepare(READERS[DATASETS[data.name].reader](data), data, seed)
+
+
+def prepare(images: ImageData, settings: Data, seed: int = 0) -> ImageData:
+    """Hold out a share of the training set, limit both sets, corrupt a share of the training labels; report it all."""
+    if settings.validation:
+        images = _hold_out(images, settings.validation, seed)
+    train = _limit(images, "train", settings.train_limit, derive(seed, "train limit"))
+    # Every seed is tested on the same images, or seeds would differ by the luck of their test sets.
+    test = _limit(images, "test", settings.test_limit, derive(0, "test limit"))
+    clean = train.labels
+    train = train.with_labels(corrupt(clean, settings.wrong_labels, images.num_classes, seed))
+    prepared = dataclasses.replace(images, train=train, test=test)
+    done = {
+        "seed": seed,
+        "validation": settings.validation,
+        "train_limit": settings.train_limit,
+        "test_limit": settings.test_limit,
+        "wrong_labels": {
+            "share": settings.wrong_labels,
+            "count": int((train.labels != clean).sum()),
+            "labels_sha256": sha256(train.labels),
+        },
+    }
+    sets = {split: one.summary() for split, one in prepared.splits.items()}
+    report = {"name": images.name, "classes": list(images.class_names), **images.report, "sets": sets, **done}
+    return dataclasses.replace(prepared, report=report)
+
+
+def corrupt(labels: Tensor, share: float, num_classes: int, seed: int) -> Tensor:
+    """Return a copy of ``labels`` in which exactly ``round(share * N)`` are wrong, uniformly over the other classes.
+
+    The wrong images and classes depend on the seed alone, so all methods of a study see the same label noise.
+    """
+    generator = torch.Generator().manual_seed(derive(seed, "wrong labels"))
+    chosen = torch.randperm(len(labels), generator=generator)[: round(share * len(labels))]
+    # A shift of 1 … C-1 modulo C reaches every other class equally often and never the true one.
+    shifts = torch.randint(1, num_classes, (len(chosen),), generator=generator)
+    wrong = labels.clone()
+    wrong[chosen] = (labels[chosen] + shifts) % num_classes
+    return wrong
+
+
+def balanced_subset(labels: Tensor, count: int, seed: int) -> Tensor:
+    """Sorted indices of ``count`` images: classes are equally frequent, up to one, as long as they have images left."""
+    shuffled, ranks = _ranks_within_class(labels, seed)
+    return shuffled[ranks.argsort(stable=True)[:count]].sort().values
+
+
+def stratified_subset(labels: Tensor, count: int, seed: int) -> Tensor:
+    """Sorted indices of ``count`` images in which every class has the share that it has in ``labels``, up to one."""
+    shuffled, ranks = _ranks_within_class(labels, seed)
+    class_sizes = labels.bincount()[labels[shuffled]]
+    places = (ranks + 0.5) / class_sizes
+    return shuffled[places.argsort(stable=True)[:count]].sort().values
+
+
+def _ranks_within_class(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """A random order of all images, and for each of them the number of images of its class before it."""
+    shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    by_class = labels[shuffled].argsort(stable=True)
+    class_sizes = labels.bincount()
+    starts = class_sizes.cumsum(0) - class_sizes
+    ranks = torch.empty_like(shuffled)
+    ranks[by_class] = torch.arange(len(labels)) - starts.repeat_interleave(class_sizes)
+    return shuffled, ranks
+
+
+def _hold_out(images: ImageData, share: float, seed: int) -> ImageData:
+    if images.validation is not None:
+        raise ValueError(f"{images.name}: has a validation set of its own (val/); leave out validation={share}")
+    count = round(share * len(images.train))
+    if not 0 < count < len(images.train):
+        raise ValueError(f"validation={share} of {len(images.train)} training images leaves one of both sets empty")
+    held_out = stratified_subset(images.train.labels, count, derive(seed, "validation"))
+    is_kept = torch.ones(len(images.train), dtype=torch.bool)
+    is_kept[held_out] = False
+    return dataclasses.replace(images, train=images.train.take(is_kept), validation=images.train.take(held_out))
+
+
+def _limit(images: ImageData, split: str, limit: int | None, seed: int) -> ImageSet:
+    chosen = images.splits[split]
+    if limit is None:
+        return chosen
+    if not 1 <= limit <= len(chosen):
+        raise ValueError(
+            f"{split}_limit={limit} must be from 1 to {len(chosen)}, the size of {images.name}'s {split} set; "
+            f"data.{split}_limit=null takes all"
+        )
+    return chosen.take(balanced_subset(chosen.labels, limit, seed))
 
 
 def remarks(report: Mapping[str, Any]) -> Iterator[tuple[int, str]]:

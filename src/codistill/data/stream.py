@@ -1,14 +1,9 @@
-"""Images that stay on the disk: decoded ahead by worker processes and copied to the device while it computes.
-
-``decoding_rates`` and ``advice`` tell whether decoding keeps up with the device.
-"""
+"""Images that stay on the disk: decoded ahead by worker processes and copied to the device while it computes."""
 
 import dataclasses
 import hashlib
-import itertools
-import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -16,13 +11,10 @@ import torch
 from torch import Tensor
 
 from codistill.data.batches import Draws, EpochPlan
-from codistill.data.decoder import Request
 from codistill.data.decoder_pool import DecoderPool
-from codistill.data.image_files import Contents, Listing
+from codistill.data.image_files import Listing
 from codistill.data.images import sha256
-from codistill.recipes.schema import Data
 
-MEASURED_AHEAD = 64  # images in flight per worker while the decoding rate is measured
 BATCHES_AHEAD = 2  # batches that are decoded while another is used
 # Besides those: the batch in use, the one whose copy may still be running, and the one that is returned next.
 BATCHES_KEPT = BATCHES_AHEAD + 3
@@ -157,60 +149,3 @@ def _no_longer_readable(listing: Listing, member: int, why: str) -> ValueError:
         f"{listing.root / listing.names[member]}: was readable when the images were examined, and no longer is: {why}; "
         "restore the file, and continue with the same command"
     )
-
-
-def decoding_rates(
-    contents: Contents, data: Data, workers: Iterable[int], seconds: float
-) -> Iterator[tuple[int, float]]:
-    """Measure images per second for each number of workers, each on other training images."""
-    listing = contents.sets["train"]
-    order = torch.randperm(len(listing), generator=torch.Generator().manual_seed(0)).tolist()
-    endless = itertools.cycle(order)
-    for count in workers:
-        pool = DecoderPool(count, data.side, data.resize, data.timeout_s)
-        yield count, _decoding_rate(listing, pool, endless, seconds)
-        pool.close()
-
-
-def _decoding_rate(listing: Listing, pool: DecoderPool, order: Iterator[int], seconds: float) -> float:
-    ring = MEASURED_AHEAD * max(1, pool.workers)
-    pool.slots(ring)
-    answers = pool.answers(_requests(listing, order, ring), ring - 1)
-    for _ in itertools.islice(answers, ring):  # until every worker has started
-        pass
-    seen, started_at = 0, time.perf_counter()
-    while time.perf_counter() - started_at < seconds:
-        next(answers)
-        seen += 1
-    rate = seen / (time.perf_counter() - started_at)
-    answers.close()
-    return rate
-
-
-def _requests(listing: Listing, order: Iterator[int], ring: int) -> Iterator[Request]:
-    for number, index in enumerate(order):
-        yield listing.request(index, number % ring)
-
-
-def processes(count: int) -> str:
-    """``1 process`` or ``N processes``."""
-    return "1 process" if count == 1 else f"{count} processes"
-
-
-def advice(rates: Mapping[int, float], device: float, pixel_bytes: int, free_bytes: int | None) -> list[str]:
-    """Say whether decoding or the device is the bottleneck, and what to set; ``rates`` by number of workers."""
-    best = max(rates, key=lambda workers: rates[workers])
-    if rates[best] >= device:
-        enough = min(workers for workers, rate in rates.items() if rate >= device)
-        return [f"The device is the limit: {processes(enough)} can decode for it.", f"Set data.workers={enough}."]
-    share = rates[best] / device
-    needed = round(best * device / rates[best] + 0.5)
-    lines = [
-        f"Decoding is the limit: with {processes(best)} the device is busy for {share:.0%} of the time.",
-        f"Set data.workers={best}; for a busy device about {needed} cores would be needed.",
-    ]
-    if free_bytes is None or pixel_bytes < free_bytes / 2:
-        lines.append(f"Or keep all pixels in memory, {pixel_bytes / 1e9:,.1f} GB: set data.resident=true.")
-    else:
-        lines.append("Or store smaller images: decoding takes time in proportion to their pixels.")
-    return lines

@@ -22,7 +22,7 @@ from codistill.engine.state import cohort_of, prepare_training
 from codistill.engine.trainer import Progress, ignore, never, run_training
 from codistill.errors import RunError
 from codistill.log import log
-from codistill.networks.cost import cost, training_passes
+from codistill.networks.cost import training_flops
 from codistill.recipes import difference
 from codistill.recipes.schema import Recipe
 from codistill.runs.files import to_json
@@ -79,7 +79,7 @@ def _train(
     if world.any(world.is_root and folder.is_finished(recipe)):
         log.info("%s is finished already", folder.path)
         return
-    timetable = TrainingSchedule.of(recipe, len(data.train))
+    schedule = TrainingSchedule.of(recipe, len(data.train))
     with prepared(recipe.runtime, sharded=recipe.processes.weights == "sharded") as machine:
         flops = count_flops(recipe, data)
         layout = choose_layout(flops, recipe, world.size, request)
@@ -95,19 +95,18 @@ def _train(
                     "processes.weights=sharded has no effect with one shard: every rank holds its networks; "
                     "see --shards"
                 )
-            for progress in run_training(training, timetable, run_io, lambda: world.any(stop()), heartbeat):
-                show(progress)
+            with world.translate_gloo_errors():  # synchronised batch norm and sharded weights communicate
+                for progress in run_training(training, schedule, run_io, lambda: world.any(stop()), heartbeat):
+                    show(progress)
             log.info("%s %s", world.describe(world.rank), world.traffic)
 
 
-def count_flops(recipe: Recipe, data: ImageData) -> dict[str, float]:
+def count_flops(recipe: Recipe, data: ImageData) -> dict[str, int]:
     """Returns each network's FLOPs for one image in training: forward and backward, heads included."""
     with torch.device("meta"):
         cohort = cohort_of(recipe, data.num_classes, data.channels)
     shape = data.channels, *recipe.augment.crop_size(data.image_size)
-    learning = recipe.graph.learning_networks
-    members = cohort.members.items()
-    return {name: cost(member, shape).flops * training_passes(name in learning) for name, member in members}
+    return training_flops(cohort.members, recipe.graph.learning_networks, shape)
 
 
 @contextmanager

@@ -4,8 +4,7 @@ import torch
 from torch import nn
 
 from codistill.data.images import ImageData
-from codistill.data.load import load
-from codistill.data.prepare import prepare
+from codistill.data.load import load, prepare
 from codistill.engine.schedule import TrainingSchedule
 from codistill.engine.state import cohort_of
 from codistill.recipes.schema import Recipe

@@ -4,7 +4,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
 
 # Ctrl-C; `kill` and most schedulers; the usual choice for Slurm to send before the time limit; a closed terminal.
@@ -57,9 +57,7 @@ class StopRequest:
         self._listening.enter_context(handled(self._hear))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._listening.close()
 
     def _hear(self, number: int, frame: FrameType | None) -> None:

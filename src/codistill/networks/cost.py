@@ -1,5 +1,6 @@
 """What a module costs: its parameters, and the floating-point operations of a forward pass."""
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
@@ -33,6 +34,15 @@ def cost(module: nn.Module, input_shape: tuple[int, ...]) -> Cost:
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         functional_call(module, on_meta, inputs)
     return Cost(sum(parameter.numel() for parameter in module.parameters()), counter.get_total_flops() // BATCH)
+
+
+def training_flops(
+    networks: Mapping[str, nn.Module], learning: Collection[str], input_shape: tuple[int, ...]
+) -> dict[str, int]:
+    """Each network's FLOPs for one input in training: forward and backward, or forward alone if it does not learn."""
+    return {
+        name: cost(network, input_shape).flops * training_passes(name in learning) for name, network in networks.items()
+    }
 
 
 def training_passes(learns: bool) -> int:

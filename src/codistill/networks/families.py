@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from codistill.errors import did_you_mean, install_hint, unknown
-from codistill.networks.adapters.naming import is_foreign, parse_foreign
+from codistill.networks.adapters.naming import is_library_name, parse_library_name
 
 if TYPE_CHECKING:
     from codistill.networks.backbone import Architecture
@@ -202,10 +202,10 @@ def architecture(name: str) -> "Architecture":
 
 def parse(name: str) -> NetworkName:
     """Parses ``name``, or raises an error that says what is wrong with it and what to type instead."""
-    if is_foreign(name):
-        foreign = parse_foreign(name)
-        family = next(family for family in FAMILIES if family.pattern.startswith(f"{foreign.library}:"))
-        return NetworkName(name, family, vars(foreign), foreign.exits)
+    if is_library_name(name):
+        parsed = parse_library_name(name)
+        family = next(family for family in FAMILIES if family.pattern.startswith(f"{parsed.library}:"))
+        return NetworkName(name, family, vars(parsed), parsed.exits)
     matches = [(family, texts) for family in FAMILIES if (texts := family.option_texts(name)) is not None]
     if not matches:
         patterns = ", ".join(describe_families())

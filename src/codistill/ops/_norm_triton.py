@@ -16,10 +16,10 @@ SIZES = ["pitch", "out_pitch", "gradient_pitch", "source_pitch", "total", "rows"
 
 @triton.jit(do_not_specialize=SIZES)
 def statistics(
-    x, pitch, added, out, out_pitch, parts, tickets, moments, total, rows, width, eps, UNIT: tl.constexpr,
+    x, pitch, out, out_pitch, parts, tickets, moments, total, rows, width, eps, UNIT: tl.constexpr,
     BM: tl.constexpr, BC: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The moments of every channel of x, or of the sum of x and what is added, which is written to out.
+    """The moments of every channel of x, and x itself to out if that is given.
 
     Sums are of differences to the mean of a channel's first pixels: a large mean is no loss of digits. Of several,
     since one of them may hold nearly all of the variance.
@@ -27,16 +27,11 @@ def statistics(
     channels, there = own_channels(width, BC)
     shift_at, shift_here = tile(0, rows, pitch * UNIT, channels, width, SHIFT_PIXELS)
     first_pixels = tl.load(x + shift_at, mask=shift_here, other=0.0).to(tl.float32)
-    if added is not None:
-        first_pixels += tl.load(added + shift_at, mask=shift_here, other=0.0).to(tl.float32)
     shift = tl.sum(first_pixels, axis=0) / tl.minimum(rows, SHIFT_PIXELS)
     first, second = tl.zeros((BM, BC), tl.float32), tl.zeros((BM, BC), tl.float32)
     for start in tl.range(tl.program_id(1) * BM, rows, tl.num_programs(1) * BM, num_stages=STAGES):
         at, here = tile(start, rows, pitch * UNIT, channels, pitch * UNIT, BM)
         value = tl.load(x + at, mask=here, other=0.0)
-        if added is not None:  # rounded as it is stored, so that the moments are of what will be read
-            more = tl.load(added + at, mask=here, other=0.0).to(tl.float32)
-            value = (value.to(tl.float32) + more).to(x.dtype.element_ty)
         if out is not None:
             out_at, out_here = tile(start, rows, out_pitch * UNIT, channels, width, BM)
             tl.store(out + out_at, value, mask=out_here)
@@ -79,13 +74,13 @@ def activate(
 
 @triton.jit(do_not_specialize=SIZES)
 def gradient_sums(
-    gradient, gradient_pitch, another, x, pitch, out, moments, total, weight, bias, parts, tickets, sums, passed, rows,
+    gradient, gradient_pitch, x, pitch, out, moments, total, weight, bias, parts, tickets, sums, passed, rows,
     width, LOW: tl.constexpr, HIGH: tl.constexpr, UNIT: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
     """The gradients of bias and weight, which that of the input needs.
 
-    ``another`` is the gradient of a second use of the output, ``passed`` what the activation lets through of both.
+    ``passed`` is what the activation lets through.
     """
     channels, there = own_channels(width, BC)
     mean, deviation, scale, offset = affine(moments, weight, bias, channels, there, total)
@@ -93,8 +88,6 @@ def gradient_sums(
     for start in tl.range(tl.program_id(1) * BM, rows, tl.num_programs(1) * BM, num_stages=STAGES):
         gradient_at, here = tile(start, rows, gradient_pitch * UNIT, channels, gradient_pitch * UNIT, BM)
         arriving = tl.load(gradient + gradient_at, mask=here, other=0.0).to(tl.float32)
-        if another is not None:
-            arriving += tl.load(another + gradient_at, mask=here, other=0.0).to(tl.float32)
         at, _ = tile(start, rows, pitch * UNIT, channels, width, BM)
         value = tl.load(x + at, mask=here, other=0.0).to(tl.float32)
         if out is not None:

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from codistill.ops._conv_small_triton import convolve, weight_sums, weight_sums_of_few
-from codistill.ops.dispatch import Apart, convolution_gradients, weight_gradient
 from codistill.ops.norm import STAGES, UNIT, WARPS, channels_last, processors, tickets
+from codistill.ops.wgrad_stream import WeightGradientStreams, conv2d_backward, weight_gradient
 
 TILE = 4096
 """Output elements per tile: 256 pixels of 16 channels, 64 of 64."""
@@ -28,15 +28,15 @@ FEW = 32
 """Largest number of channels with a Triton weight gradient; from 64 on cuDNN's is as fast."""
 
 
-class SmallConvolution(torch.autograd.Function):
+class SmallConv2d(torch.autograd.Function):
     """The convolution, and its per-channel statistics if ``eps`` is given."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, eps: float | None, apart: Apart | None
+        ctx: Any, x: Tensor, weight: Tensor, eps: float | None, streams: WeightGradientStreams | None
     ) -> tuple[Tensor, Tensor | None]:
         ctx.save_for_backward(x, weight)
-        ctx.apart = apart
+        ctx.streams = streams
         ctx.set_materialize_grads(False)  # the moments', which a kernel would fill with zeros
         out, moments = convolved(x, weight, eps)
         if moments is not None:
@@ -49,7 +49,7 @@ class SmallConvolution(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         gradient = channels_last(gradient)
         compute = partial(gradient_of_weight, gradient, x, weight)
-        of_weight = weight_gradient(ctx.apart, weight, compute, (x, gradient))
+        of_weight = weight_gradient(ctx.streams, weight, compute, (x, gradient))
         inwards = convolved(gradient, weight, backward=True)[0] if ctx.needs_input_grad[0] else None
         return inwards, of_weight, None, None
 
@@ -80,7 +80,7 @@ def convolved(
 def gradient_of_weight(gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     of_out, of_source, *_ = weight.shape
     if max(of_out, of_source) > FEW:
-        return convolution_gradients(gradient, x, weight, (False, True, False))[1]
+        return conv2d_backward(gradient, x, weight, (False, True, False))[1]
     # With one tap to a piece there are more pieces, and the last program of each has less to add up.
     taps = 3 if of_source < FEW else 1
     columns, lines = power_of_two(taps * of_source), power_of_two(of_out)

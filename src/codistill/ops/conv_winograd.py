@@ -27,8 +27,8 @@ from codistill.ops._conv_winograd_triton import (
     taps_of_places,
 )
 from codistill.ops.conv_small import power_of_two
-from codistill.ops.dispatch import Apart, weight_gradient
 from codistill.ops.norm import STAGES, channels_last, processors
+from codistill.ops.wgrad_stream import WeightGradientStreams, weight_gradient
 
 PLACES, PIXELS = 36, 16
 """Elements of a tile in the Winograd domain (6×6) and of its output (4×4)."""
@@ -46,11 +46,11 @@ float16's range; and weights are the larger the fewer squares there are, so that
 WITHOUT_SCALES = squares_of_places, places_of_taps
 
 
-class WinogradConvolution(torch.autograd.Function):
+class WinogradConv2d(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, apart: Apart | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, streams: WeightGradientStreams | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.apart = apart
+        ctx.streams = streams
         return to_map(squares_of_places, product(of_map(places_of_patches, x), of_weight(weight).mT), x)
 
     @staticmethod
@@ -61,7 +61,7 @@ class WinogradConvolution(torch.autograd.Function):
         largest = largest_of(gradient)
         of_products = of_map(places_of_squares, gradient, largest)
         compute = partial(gradient_of_weight, of_products, x, weight, largest)
-        of_taps = weight_gradient(ctx.apart, weight, compute, (of_products, x, largest))
+        of_taps = weight_gradient(ctx.streams, weight, compute, (of_products, x, largest))
         if not ctx.needs_input_grad[0]:
             return None, of_taps, None
         of_patches = product(of_products, of_weight(weight))

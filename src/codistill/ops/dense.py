@@ -21,8 +21,8 @@ from torch.nn import functional as F
 from codistill.ops._conv_small_triton import convolve, gradient_from_few
 from codistill.ops._norm_triton import SIZES, activate, gradient_sums, input_gradient, own_tile, statistics, tile
 from codistill.ops.conv_small import CHANNELS, TILE, gradient_of_few, pixels_at_once, power_of_two, precision
-from codistill.ops.dispatch import Apart, convolution_gradients, weight_gradient
 from codistill.ops.norm import STAGES, WARPS, Shape, tickets
+from codistill.ops.wgrad_stream import WeightGradientStreams, conv2d_backward, weight_gradient
 
 ALIGNED = 16
 """Channels are padded to a multiple of this, as far as the feature map has room."""
@@ -79,7 +79,7 @@ def room(like: Tensor, batch: int, channels: int, dtype: torch.dtype | None = No
 
 
 @dataclass(frozen=True)
-class LayerState:
+class RunningStats:
     """A layer's running statistics and momentum."""
 
     running_mean: Tensor
@@ -95,7 +95,12 @@ class DenseBlock(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, states: tuple[LayerState, ...], eps: float, apart: Apart | None, *learned: Tensor
+        ctx: Any,
+        x: Tensor,
+        states: tuple[RunningStats, ...],
+        eps: float,
+        streams: WeightGradientStreams | None,
+        *learned: Tensor,
     ) -> Tensor:
         layers = list(zip(states, learned[0::3], learned[1::3], learned[2::3], strict=True))
         total = len(learned[-3]) + len(learned[-1])
@@ -120,7 +125,7 @@ class DenseBlock(torch.autograd.Function):
             activated.append(before)
             wide_kernels.append(wide_kernel)
         ctx.save_for_backward(features, moments, *learned, *activated, *wide_kernels)
-        ctx.layers, ctx.apart = len(layers), apart
+        ctx.layers, ctx.streams = len(layers), streams
         return features
 
     @staticmethod
@@ -136,7 +141,7 @@ class DenseBlock(torch.autograd.Function):
             before, wide_kernel, width = activated[layer], wide_kernels[layer], len(scale)
             grown = copied(into, room(into, len(into), len(wide_kernel)), first=width, count=len(kernel))
             compute = partial(kernel_gradient, grown, before, wide_kernel, kernel)
-            of_kernel = weight_gradient(ctx.apart, kernel, compute, (grown, before))
+            of_kernel = weight_gradient(ctx.streams, kernel, compute, (grown, before))
             known = moments, total, scale, offset
             arriving, sums = gradient_before(grown, before, wide_kernel, features, known, width)
             shape = Shape.of(arriving, total)
@@ -157,7 +162,7 @@ def write(x: Tensor, width: int, features: Tensor, moments: Tensor, first: int, 
     shape = Shape.of(x, total, channels=width)
     parts = moments.new_empty(shape.parts, 2, width)
     statistics[shape.over_parts()](
-        x, x.shape[1] // shape.unit, None, in_rows(features)[first:], total // shape.unit, parts,
+        x, x.shape[1] // shape.unit, in_rows(features)[first:], total // shape.unit, parts,
         tickets.take(x.device, shape.columns), moments.view(-1)[first:], total, shape.rows, width, eps, STAGES=STAGES,
         **shape.cut,
     )  # fmt: skip
@@ -200,11 +205,11 @@ def gradient_before(
             PRECISION=precision(before), STAGES=STAGES, num_warps=WARPS,
         )  # fmt: skip
         return arriving, sums
-    arriving = convolution_gradients(gradient, before, kernel, (True, False, False))[0]
+    arriving = conv2d_backward(gradient, before, kernel, (True, False, False))[0]
     arriving = arriving.contiguous(memory_format=torch.channels_last)
     parts = moments.new_empty(shape.parts, 2, width)
     gradient_sums[shape.over_parts()](
-        arriving, before_pitch, None, features, pitch, None, *known, parts, tickets.take(before.device, shape.columns),
+        arriving, before_pitch, features, pitch, None, *known, parts, tickets.take(before.device, shape.columns),
         sums, None, shape.rows, width, *RELU, STAGES=STAGES, **shape.cut,
     )  # fmt: skip
     return arriving, sums
@@ -214,5 +219,5 @@ def kernel_gradient(gradient: Tensor, x: Tensor, wide_kernel: Tensor, kernel: Te
     """The gradient of a convolution's weight, by the Triton kernel or cut from that of the padded weight."""
     if len(kernel) <= FEW_CHANNELS:
         return gradient_of_few(gradient, x, kernel)
-    wide = convolution_gradients(gradient, x, wide_kernel, (False, True, False))[1]
+    wide = conv2d_backward(gradient, x, wide_kernel, (False, True, False))[1]
     return copied(wide, room(kernel, *kernel.shape[:2]))

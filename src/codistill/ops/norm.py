@@ -99,49 +99,28 @@ class Tickets:
 tickets = Tickets()
 
 
-def moments_of(x: Tensor, eps: float, *, added: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-    """Mean, reciprocal std and variance per channel of x, or of x + ``added``, which is written to ``out``."""
+def moments_of(x: Tensor, eps: float) -> Tensor:
+    """Mean, reciprocal std and variance per channel of x."""
     shape = Shape.of(x)
     width, pitch = shape.channels, shape.channels // shape.unit
     parts = x.new_empty(shape.parts, 2, width, dtype=torch.float32)
     moments = x.new_empty(3, width, dtype=torch.float32)
     statistics[shape.over_parts()](
-        x, pitch, added, out, pitch, parts, tickets.take(x.device, shape.columns), moments, width, shape.rows, width,
+        x, pitch, None, pitch, parts, tickets.take(x.device, shape.columns), moments, width, shape.rows, width,
         eps, STAGES=STAGES, **shape.cut,
     )  # fmt: skip
     return moments
 
 
-class Sum(torch.autograd.Function):
-    """x + y, and the per-channel statistics that the next batch norm needs."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        out = torch.empty_like(x)
-        moments = moments_of(x, eps, added=channels_last(y), out=out)
-        ctx.mark_non_differentiable(moments)
-        ctx.set_materialize_grads(False)  # the moments', which a kernel would fill with zeros
-        return out, moments
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor, _: None) -> tuple[Tensor, Tensor, None]:
-        return gradient, gradient, None
-
-
-class NormActivate(torch.autograd.Function):
-    """(out, out, x), with out = clamp(batch_norm(x) + shortcut).
-
-    Where ``out`` or ``x`` is used a second time, that use takes the second or third result: both gradients are then
-    added in a kernel that runs anyway. ``moments`` are x's statistics, where they are known.
-    """
+class FusedNormAct(torch.autograd.Function):
+    """clamp(batch_norm(x) + shortcut). ``moments`` are x's statistics, where they are known."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, moments: Tensor | None, shortcut: Tensor | None, weight: Tensor, bias: Tensor,
         running_mean: Tensor, running_var: Tensor, momentum: float, eps: float,
         bounds: tuple[float | None, float | None],
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    ) -> Tensor:  # fmt: skip
         shape = Shape.of(x)
         width, pitch = shape.channels, shape.channels // shape.unit
         if moments is None:
@@ -155,34 +134,29 @@ class NormActivate(torch.autograd.Function):
         )  # fmt: skip
         ctx.save_for_backward(x, out if shortcut is not None else None, moments, weight, bias)
         ctx.bounds = bounds
-        ctx.set_materialize_grads(False)
-        return out, out.detach(), x
+        return out
 
     @staticmethod
     @once_differentiable
-    def backward(
-        ctx: Any, gradient: Tensor | None, another: Tensor | None, beside: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, out, moments, weight, bias = ctx.saved_tensors
         shape = Shape.of(x)
         width, pitch = shape.channels, shape.channels // shape.unit
-        gradient, another, beside = (None if one is None else channels_last(one) for one in (gradient, another, beside))
-        if gradient is None:
-            gradient, another = another, None
-        passed = None if out is None and another is None else torch.empty_like(x)
+        gradient = channels_last(gradient)
+        passed = None if out is None else torch.empty_like(x)
         parts, sums = moments.new_empty(shape.parts, 2, width), moments.new_empty(2, width)
         known, bounds = (moments, width, weight, bias), ctx.bounds
         gradient_sums[shape.over_parts()](
-            gradient, pitch, another, x, pitch, out, *known, parts, tickets.take(x.device, shape.columns), sums, passed,
+            gradient, pitch, x, pitch, out, *known, parts, tickets.take(x.device, shape.columns), sums, passed,
             shape.rows, width, *bounds, STAGES=STAGES, **shape.cut,
         )  # fmt: skip
         if passed is not None:
             gradient, bounds = passed, (None, None)
         leaving = torch.empty_like(x)
         input_gradient[shape.over_tiles()](
-            gradient, pitch, x, pitch, beside, *known, sums, leaving, shape.rows, width, *bounds, **shape.cut
+            gradient, pitch, x, pitch, None, *known, sums, leaving, shape.rows, width, *bounds, **shape.cut
         )
-        return leaving, None, None if out is None else passed, sums[1], sums[0], None, None, None, None, None
+        return leaving, None, passed, sums[1], sums[0], None, None, None, None, None
 
 
 def channels_last(x: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 import base64
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 import codistill
-from codistill.report import curves, mistakes, sections
+from codistill.report import curves, sections
 from codistill.report.blocks import Block, Chart, Drawing, Fold, Matrix, Section, Words, lay_out
 from codistill.report.overview import Entry, Overview, read_overview
 from codistill.runs.files import write_atomically
@@ -22,6 +22,9 @@ from codistill.transfer.graph import LABELS
 
 PATIENCE_S = 20.0  # default time limit for classifying test images
 SCRIPTS = ("scales.js", "plot.js", "chart.js", "page.js")
+
+Agreements = Mapping[str, Matrix]
+"""How often the classifiers of a run agree, by the key of the entry."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +70,12 @@ def build_report(*paths: str | Path, patience_s: float = PATIENCE_S) -> Page:
 
 def report_page(seen: Overview, *, patience_s: float = PATIENCE_S) -> Page:
     """Return the complete page; classifying test images takes at most ``patience_s`` seconds."""
-    asked, missing = mistakes.collect_answers(seen, patience_s)
-    answers = tuple(mistakes.blocks(seen, asked, missing))
-    return _page(seen, asked, answers, (*sections.counted_cost(seen), *sections.cost_blocks(seen)))
+    from codistill.report import answers  # torch, which a live page does not need
+
+    asked, missing = answers.collect_answers(seen, patience_s)
+    agreements = {key: answers.agreement(given) for key, given in asked.items()}
+    blocks = tuple(answers.blocks(seen, asked, missing))
+    return _page(seen, agreements, blocks, (*sections.counted_cost(seen), *sections.cost_blocks(seen)))
 
 
 def live_page(seen: Overview) -> Page:
@@ -80,11 +86,11 @@ def live_page(seen: Overview) -> Page:
     return replace(_page(seen, {}, (Words(words, missing=True),), tuple(sections.cost_blocks(seen))), live=True)
 
 
-def _page(seen: Overview, asked: mistakes.Asked, answers: tuple[Block, ...], costs: tuple[Block, ...]) -> Page:
+def _page(seen: Overview, agreements: Agreements, answers: tuple[Block, ...], costs: tuple[Block, ...]) -> Page:
     parts = (
         Section("results", "Results", tuple(sections.result_blocks(seen))),
         Section("learning", "Learning", curves.learning(seen), _learning_words(seen)),
-        Section("teaching", "Who teaches whom", tuple(_teaching(seen, asked)), TEACHING),
+        Section("teaching", "Who teaches whom", tuple(_teaching(seen, agreements)), TEACHING),
         Section("answers", "Answers", (curves.calibration_error(seen), *answers), ANSWERS),
         Section("cost", "Cost", costs),
         Section("repeat", "Repeat it", tuple(sections.repeat_blocks(seen))),
@@ -115,14 +121,14 @@ def _learning_words(seen: Overview) -> str:
     return "" if len(seen.entries) == 1 else "One colour per row; dashes distinguish its networks."
 
 
-def _teaching(seen: Overview, asked: mistakes.Asked) -> Iterator[Block]:
+def _teaching(seen: Overview, agreements: Agreements) -> Iterator[Block]:
     for entry in seen.entries:
-        blocks = tuple(_entry_blocks(entry, f"row{entry.index}", asked))
+        blocks = tuple(_entry_blocks(entry, f"row{entry.index}", agreements))
         # The last row of a study is its most complete method, which readers want to see first.
         yield Fold(f"row{entry.index}", entry.name, blocks, is_open=entry.index == len(seen.entries) - 1)
 
 
-def _entry_blocks(entry: Entry, prefix: str, asked: mistakes.Asked) -> Iterator[Block]:
+def _entry_blocks(entry: Entry, prefix: str, agreements: Agreements) -> Iterator[Block]:
     graph = entry.recipe.graph
     # Arrow heads are referenced by id, and a page has several graphs.
     svg = graph.to_svg().replace("#tg-", f"#{prefix}-").replace('id="tg-', f'id="{prefix}-')
@@ -131,7 +137,7 @@ def _entry_blocks(entry: Entry, prefix: str, asked: mistakes.Asked) -> Iterator[
     divergences = curves.divergences(entry, prefix)
     if divergences is not None and divergences.series:
         yield _last_divergences(entry, divergences)
-    if agreement := mistakes.agreement(entry, asked):
+    if agreement := agreements.get(entry.row.key):
         yield agreement
     for chart in (curves.classifiers(entry, prefix), divergences):
         if chart is not None:

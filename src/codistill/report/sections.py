@@ -16,7 +16,7 @@ from codistill.report.overview import Entry, Overview
 from codistill.report.read import SeenRun
 from codistill.runs.result import device_name
 from codistill.studies.analysis import training_differences
-from codistill.studies.flops import training_flops
+from codistill.studies.costs import training_flops
 from codistill.studies.statistics import Interval, summarise
 from codistill.studies.tables import Cell, Table
 

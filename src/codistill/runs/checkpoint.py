@@ -12,7 +12,7 @@ import re
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import file_digest, sha256
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 FORMAT = 1
 TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
 Fingerprint = dict[str, int | str]  # "bytes" and "sha256" of a file
+Snapshot = dict[str, "Tensor"]
+"""Contiguous copies on the CPU that share no memory. Restoring copies their values, so strides are not kept."""
 STATE_MAX_BYTES = 64 * 2**20
 MANIFEST_MAX_BYTES = 2**16  # an intact manifest has a few hundred; more is read only to report what is wrong
 DTYPES = (
@@ -65,14 +67,6 @@ class Saved:
     state: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """Contiguous copies on the CPU that share no memory, and the original strides where they differ."""
-
-    tensors: dict[str, "Tensor"]
-    strides: dict[str, tuple[int, ...]]
-
-
 def snapshot(tensors: Mapping[str, "Tensor"], over: Snapshot | None = None) -> Snapshot:
     """Copy the tensors to the CPU. Training may continue as soon as this returns; ``Store.write`` uses only the copy.
 
@@ -81,7 +75,7 @@ def snapshot(tensors: Mapping[str, "Tensor"], over: Snapshot | None = None) -> S
     """
     import torch
 
-    copies, strides = {}, {}
+    copies = {}
     for name, tensor in tensors.items():
         if name == "__metadata__":
             raise ValueError("a tensor cannot be called '__metadata__': safetensors uses that name; choose another")
@@ -90,27 +84,15 @@ def snapshot(tensors: Mapping[str, "Tensor"], over: Snapshot | None = None) -> S
                 f"tensor {name!r} ({tensor.dtype}, {tensor.layout}, {tensor.device}) cannot be saved; "
                 f"allowed are dense tensors of {', '.join(DTYPES)}"
             )
-        copy = over.tensors.get(name) if over else None
+        copy = over.get(name) if over else None
         if copy is None or (copy.shape, copy.dtype) != (tensor.shape, tensor.dtype):
             copy = torch.empty(tensor.shape, dtype=tensor.dtype)
         copies[name] = copy.copy_(tensor.detach())
-        if tensor.stride() != copy.stride() and _is_dense(tensor.shape, tensor.stride()):
-            strides[name] = tensor.stride()
-    return Snapshot(copies, strides)
+    return copies
 
 
 def _dtype_name(tensor: "Tensor") -> str:
     return str(tensor.dtype).removeprefix("torch.")
-
-
-def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether the strides only reorder the axes, as channels_last does: no gaps, no overlaps, no more memory."""
-    volume = 1
-    for stride, size in sorted(zip(strides, shape, strict=True)):
-        if not 0 <= stride < 2**63 or (size > 1 and stride != volume):
-            return False
-        volume *= size
-    return volume > 0
 
 
 class Store:
@@ -213,7 +195,7 @@ def _contents(step: int, taken: Snapshot, state: dict[str, Any]) -> dict[str, by
     if len(text.encode()) > STATE_MAX_BYTES:
         raise ValueError(f"the state is larger than {STATE_MAX_BYTES:,} bytes; put large values into tensors")
     contents = {
-        TENSORS: to_safetensors(taken.tensors, metadata={"strides": to_json(taken.strides)}),
+        TENSORS: to_safetensors(taken),
         STATE: text.encode(),
     }
     prints: dict[str, Fingerprint] = {
@@ -286,21 +268,7 @@ def _difference(manifest: bytes, prints: dict[str, Fingerprint], step: int) -> s
 def _read_tensors(path: Path) -> dict[str, "Tensor"]:
     """Read every tensor into its own memory, not mapped: the file may be removed or replaced while it is in use."""
     with safe_open(path, framework="pt") as file:
-        try:
-            strides = json.loads(file.metadata()["strides"])
-            return {name: _with_strides(file.get_tensor(name), strides.get(name)) for name in file.keys()}  # noqa: SIM118
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise DamagedError(f"{path.name} has no valid strides for its tensors: {error!r}") from error
-
-
-def _with_strides(tensor: "Tensor", strides: Sequence[int] | None) -> "Tensor":
-    if strides is None:
-        return tensor.clone()
-    if not _is_dense(tensor.shape, strides):  # more than a reordering could ask for any amount of memory
-        raise ValueError(f"strides {strides} for the shape {list(tensor.shape)}")
-    import torch
-
-    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
+        return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
 
 
 class Saver:

@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from codistill.errors import RunError
@@ -215,9 +214,7 @@ class RunLock:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._descriptor in _held:
             _held.remove(self._descriptor)
             os.close(self._descriptor)

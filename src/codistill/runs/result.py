@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from codistill.errors import RunError
-from codistill.recipes import parse
 from codistill.recipes.errors import written_by_an_earlier_version
 from codistill.recipes.schema import Recipe, Runtime
 from codistill.runs.files import read_json
@@ -87,15 +86,14 @@ def read_result(path: Path, *, follow_links: bool = False) -> Result:
 
 
 def read_result_content(path: Path, *, follow_links: bool = False) -> dict[str, Any]:
-    """Read a result.json as it is, but for the order of the networks; only its format is checked."""
+    """Read a result.json as it is; only its format is checked."""
     content = read_json(path, MAX_BYTES, follow_links=follow_links)
     if isinstance(content, dict) and content.get("format") in range(1, RESULT_FORMAT) and "recipe" in content:
         run = path.parent if path.name == RunFolder(path.parent).result.name else path
         raise RunError(f"{path} has format {content['format']}. {written_by_an_earlier_version(str(run))}")
     if not isinstance(content, dict) or content.get("format") != RESULT_FORMAT:
         raise RunError(f"{path} is not a run's result in the format that this version reads ({RESULT_FORMAT})")
-    # Earlier versions sorted all keys of the file, those of the networks too.
-    return _in_recipe_order(content, path) if list(content) == sorted(content) else content
+    return content
 
 
 def parse_result(content: Mapping[str, Any], path: Path) -> Result:
@@ -124,30 +122,3 @@ def parse_result(content: Mapping[str, Any], path: Path) -> Result:
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{path} is not a run's result ({error!r})") from None
-
-
-def _in_recipe_order(content: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Put the recipe's networks into the order of the recipe.yaml in the same folder, or else kd's teacher first.
-
-    A damaged recipe is left unchanged: its own check reports what is wrong.
-    """
-    recipe = content.get("recipe")
-    if not isinstance(recipe, dict) or not isinstance(recipe.get("networks"), dict):
-        return content
-    networks = recipe["networks"]
-    order = [name for name in _first_networks(content, path) if name in networks]
-    return {**content, "recipe": {**recipe, "networks": {name: networks[name] for name in [*order, *networks]}}}
-
-
-def _first_networks(content: dict[str, Any], path: Path) -> list[str]:
-    recipe_file = RunFolder(path.parent).recipe
-    try:
-        if recipe_file.is_file():
-            return list(parse.load(recipe_file).networks)
-        if content["recipe"]["method"] != "kd":
-            return []
-        # A teacher is the source of every edge, and learns from no label.
-        sources = [edge.partition("->")[0] for edge in content["epochs"][-1]["terms"] if "->" in edge]
-        return [source.removesuffix("/final") for source in sources if source != "labels"]
-    except (ValueError, LookupError, TypeError, AttributeError):
-        return []

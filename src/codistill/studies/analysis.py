@@ -11,7 +11,7 @@ from codistill.recipes.changes import WHERE, is_below, key_of
 from codistill.runs.files import to_json, write_atomically
 from codistill.runs.result import Result
 from codistill.studies import curves
-from codistill.studies.flops import share_of_images, training_flops
+from codistill.studies.costs import share_of_images, training_flops
 from codistill.studies.plan import run_name
 from codistill.studies.statistics import Difference, Interval, paired_difference, summarise
 from codistill.studies.study import Results, Study, StudyRow, slug

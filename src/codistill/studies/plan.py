@@ -14,8 +14,8 @@ from codistill.recipes.changes import WHERE_AND_HOW, is_below, key_of
 from codistill.runs.environment import describe
 from codistill.runs.files import open_regular, refuse_unless
 from codistill.runs.folder import RunFolder
-from codistill.runs.result import Result, device_name, read_result
-from codistill.studies.flops import finished_flops_per_s, measured_flops_per_s, sizes, training_flops
+from codistill.runs.result import device_name, read_result
+from codistill.studies.costs import finished_flops_per_s, training_flops
 from codistill.studies.study import Study, StudyRow, slug
 from codistill.studies.tables import Cell, Table
 
@@ -201,48 +201,25 @@ def _runs_on_cpu(recipe: Recipe) -> bool:
 
 @dataclass(frozen=True)
 class Pace:
-    """The FLOP/s of one run, None if not known, and a sentence that says where the number comes from."""
+    """The FLOP/s of one run, from the runs that have finished on this machine; None if there are none."""
 
     flops_per_s: float | None
-    source: str
+    runs: int
 
     @classmethod
-    def estimate(cls, plan: Plan) -> "Pace":
-        """Take the pace of runs that finished on this machine, or else measure a few steps of the costliest run."""
-        finished = _finished_here(plan)
-        if flops_per_s := finished_flops_per_s(finished):
-            return cls(flops_per_s, f"{_in_giga(flops_per_s)}, is that of {len(finished)} finished runs.")
-        for run in _worth_measuring(plan):
-            if (seen := sizes(run.recipe)) and (flops_per_s := measured_flops_per_s(run.recipe, seen)):
-                return cls(flops_per_s, f"{_in_giga(flops_per_s)}, {_how_measured(run.recipe)}")
-        return cls(None, "The pace is not known: nothing is finished, and no step could be measured.")
+    def of(cls, plan: Plan) -> "Pace":
+        results = [(run, read_result(run.result_file)) for run in plan.runs if run.is_finished]
+        here = describe() if results else {}  # another machine's pace says nothing about the runs to come
+        finished = [result for run, result in results if result.device == device_name(run.recipe, here)]
+        return cls(finished_flops_per_s(finished), len(finished))
 
     def hours(self, flops: float) -> float | None:
         return flops / self.flops_per_s / 3600 if self.flops_per_s else None
 
-
-def _finished_here(plan: Plan) -> list[Result]:
-    """The finished runs of this machine: another machine's pace says nothing about the runs to come."""
-    results = [(run, read_result(run.result_file)) for run in plan.runs if run.is_finished]
-    here = describe() if results else {}
-    return [result for run, result in results if result.device == device_name(run.recipe, here)]
-
-
-def _worth_measuring(plan: Plan) -> list[PlannedRun]:
-    """The costliest run first; a student can only be measured once its teacher's weights exist."""
-    ready = [run for run in plan.runs if all(needed.is_finished for needed in run.needs)]
-    return sorted(ready, key=lambda run: training_flops(run.recipe) or 0, reverse=True)
-
-
-def _how_measured(recipe: Recipe) -> str:
-    kernels = recipe.runtime.kernels
-    is_slower = kernels in {"inductor", "triton"} or (kernels == "auto" and not _runs_on_cpu(recipe))
-    how = "with torch's kernels; with those of the runs they are likely faster" if is_slower else "a guess"
-    return f"was measured on a few steps just now, without start and evaluation: {how}."
-
-
-def _in_giga(flops_per_s: float) -> str:
-    return f"The pace, {flops_per_s / 1e9:,.0f} GFLOP/s a run"
+    def __str__(self) -> str:
+        if not self.flops_per_s:
+            return "The pace is not known before a run has finished on this machine; see codistill bench RECIPE."
+        return f"The pace, {self.flops_per_s / 1e9:,.0f} GFLOP/s a run, is that of {self.runs} finished runs."
 
 
 def plan_table(study: Study, plan: Plan, jobs: int, pace: Pace) -> Table:
@@ -257,19 +234,16 @@ def plan_table(study: Study, plan: Plan, jobs: int, pace: Pace) -> Table:
         finished = sum(run.is_finished for run in runs)
         rows.append((row.group, row.label, len(runs), finished, recipe.length.epochs, *cost))
     columns = ("networks", "row", "runs", "finished", "epochs", "PFLOP a run", "hours a run")
-    return Table(f"Plan: {study.title}", columns, tuple(rows), (describe_work(plan, jobs, pace), pace.source))
+    return Table(f"Plan: {study.title}", columns, tuple(rows), (describe_work(plan, jobs, pace), str(pace)))
 
 
 def describe_work(plan: Plan, jobs: int, pace: Pace) -> str:
     """A sentence on what is left to train, and how long it takes at this pace."""
     left = [run for run in plan.runs if not run.is_finished]
-    costs = [flops * _share_left(run) for run in left if (flops := training_flops(run.recipe)) is not None]
+    shares = {run.folder: 1 - run.epochs_done / run.recipe.length.epochs for run in left}
+    costs = [flops * shares[run.folder] for run in left if (flops := training_flops(run.recipe)) is not None]
     hours = pace.hours(sum(costs) / max(1, min(jobs, len(left))))
     time = "for an unknown time" if hours is None else f"about {timedelta(seconds=round(hours * 3600))}"
     unknown = len(left) - len(costs)
     beside = f", plus {unknown} runs whose images were not found" if unknown else ""
     return f"To do: {len(left)} runs, {sum(costs) / 1e15:.3g} PFLOP, {jobs} at a time: {time}{beside}."
-
-
-def _share_left(run: PlannedRun) -> float:
-    return 1 - run.epochs_done / run.recipe.length.epochs

@@ -1,7 +1,8 @@
 """Third-party networks as architectures and backbones: from a library by name, or a module of the user's own."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from codistill.errors import unknown
+from codistill.errors import did_you_mean, install_hint, unknown
 from codistill.networks.adapters.exits import Stages, Survey, channels, find_stages, stride, survey
 from codistill.networks.adapters.head_design import HeadDesign, design_head, reinitialise
-from codistill.networks.adapters.library import LIBRARIES, build_network
 from codistill.networks.adapters.naming import SIZES, c_numbers
-from codistill.networks.backbone import Architecture, Backbone, Exit, run_recomputed, wrong_size
+from codistill.networks.backbone import Architecture, Backbone, Exit, ignore, run_recomputed, wrong_size
 from codistill.networks.heads import HEAD_KINDS
 
+TORCHVISION_SIZE = 224  # nearly all of torchvision's networks are made for it
 OWN_SIZES = (32, 28, 64, 96, 128, 224, 299, 384, 512)  # image sizes tried in turn: a module does not declare its own
 LARGE = 299  # a few of the libraries' networks need images of at least this size
 ANY_CLASSES = 10  # for the survey, where the number does not matter
@@ -75,7 +76,7 @@ class Tap:
         return kept
 
 
-class ForeignBackbone(Backbone):
+class AdaptedBackbone(Backbone):
     """A third-party network as a backbone: its own code runs, and hooks take the features at its exits.
 
     Its state dict has the network's own keys.
@@ -97,11 +98,15 @@ class ForeignBackbone(Backbone):
         logits: Tensor = self.classifier(images_BCHW)
         return logits
 
-    def features(self, images_BCHW: Tensor) -> dict[str, Tensor]:
+    def features(self, images_BCHW: Tensor, on_exit: Callable[[str], None] = ignore) -> dict[str, Tensor]:
         self._check_size(images_BCHW)
         if self.recomputes and self.training:
-            return run_recomputed(self._tapped, images_BCHW, self.classifier)
-        return self._tapped(images_BCHW)
+            features = run_recomputed(self._tapped, images_BCHW, self.classifier)
+        else:
+            features = self._tapped(images_BCHW)
+        for exit_name in self.taps:
+            on_exit(exit_name)
+        return features
 
     def release(self) -> nn.Module:
         for handle in self.handles:
@@ -120,7 +125,7 @@ class ForeignBackbone(Backbone):
             raise wrong_size("the network", self.image_size, (height, width))
 
 
-class ForeignArchitecture(Architecture):
+class AdaptedArchitecture(Architecture):
     """Surveyed on the meta device; heads are cut out of new networks of the same kind."""
 
     paths: tuple[str, ...] | None
@@ -163,7 +168,7 @@ class ForeignArchitecture(Architecture):
         return None if seen.any_size else seen.image_size
 
     def backbone(self, num_classes: int, in_channels: int = 3) -> Backbone:
-        return ForeignBackbone(self.fresh(num_classes, in_channels), self.exits, self.image_size)
+        return AdaptedBackbone(self.fresh(num_classes, in_channels), self.exits, self.image_size)
 
     def head(self, exit_name: str, kind: str, num_classes: int) -> nn.Module:
         design = self._design(exit_name, kind)
@@ -202,7 +207,7 @@ class ForeignArchitecture(Architecture):
 
 
 @dataclass(frozen=True)
-class LibraryArchitecture(ForeignArchitecture):
+class LibraryArchitecture(AdaptedArchitecture):
     """``LibraryArchitecture("timm", "resnet18")``, which is what the name ``timm:resnet18`` stands for."""
 
     library: str
@@ -217,7 +222,8 @@ class LibraryArchitecture(ForeignArchitecture):
     def findings(self) -> Findings:
         with torch.device("meta"):
             network = build_network(self.library, self.model, ANY_CLASSES, 3, self.options)
-        size = int(self.options.get(SIZES[self.library]) or LIBRARIES[self.library].image_size(network))
+        made_for = network.pretrained_cfg["input_size"][-1] if self.library == "timm" else TORCHVISION_SIZE  # type: ignore[index]
+        size = int(self.options.get(SIZES[self.library]) or made_for)
         return Findings.of(network, 3, (size, LARGE), self.paths)
 
     def fresh(self, num_classes: int, in_channels: int) -> nn.Module:
@@ -225,7 +231,7 @@ class LibraryArchitecture(ForeignArchitecture):
 
 
 @dataclass(frozen=True)
-class OwnArchitecture(ForeignArchitecture):
+class OwnArchitecture(AdaptedArchitecture):
     """A user's module. The copy that is trained starts from its weights, heads from new ones; it is not changed."""
 
     module: nn.Module
@@ -254,6 +260,67 @@ class OwnArchitecture(ForeignArchitecture):
         network = super().material(num_classes).requires_grad_(True)
         reinitialise(network)
         return network
+
+
+def build_network(
+    library: str, model: str, num_classes: int, in_channels: int, options: Mapping[str, float]
+) -> nn.Module:
+    """The library's network, freshly initialised, on the default device; weights are never downloaded."""
+    build = _build_timm if library == "timm" else _build_torchvision
+    try:
+        try:
+            return build(model, num_classes, in_channels, options)
+        except NotImplementedError:
+            if torch.get_default_device().type != "meta":
+                raise
+            # torchvision's RegNets compute their widths in tensors, which have no values on the meta device.
+            with torch.device("cpu"):
+                return build(model, num_classes, in_channels, options).to("meta")
+    except ValueError:
+        raise
+    # Constructors raise TypeError for an unknown setting, AssertionError for a bad value, and others.
+    except Exception as error:
+        given = ", ".join(f"{key}={value}" for key, value in options.items())
+        raise ValueError(f"{library} cannot build {model} with {given or 'its defaults'}: {error}") from None
+
+
+def _build_timm(model: str, num_classes: int, in_channels: int, options: Mapping[str, float]) -> nn.Module:
+    with _imported("timm"):
+        import timm
+    if not timm.is_model(model):
+        hint = did_you_mean(model, timm.list_models()) or ";"
+        raise ValueError(f"timm has no network {model!r}{hint} timm.list_models() names them all")
+    settings: dict[str, Any] = {**options, "num_classes": num_classes, "in_chans": in_channels}
+    return timm.create_model(model, pretrained=False, **settings)
+
+
+def _build_torchvision(model: str, num_classes: int, in_channels: int, options: Mapping[str, float]) -> nn.Module:
+    with _imported("torchvision"):
+        from torchvision import models  # type: ignore[import-untyped]
+    if model not in (known := models.list_models(module=models)):
+        hint = did_you_mean(model, known) or ";"
+        raise ValueError(f"torchvision has no classifier {model!r}{hint} Allowed: {', '.join(known)}")
+    if in_channels != 3:
+        raise ValueError(
+            f"torchvision:{model} takes images of 3 channels, but the data have {in_channels}; "
+            f"timm's networks take any number"
+        )
+    network: nn.Module = models.get_model(model, weights=None, num_classes=num_classes, **options)
+    return network
+
+
+@contextmanager
+def _imported(library: str) -> Iterator[None]:
+    """Tell what to install if importing the library inside fails."""
+    try:
+        yield
+    except ImportError as error:
+        raise ValueError(f"{library}:… needs {error.name}, which is missing; {install_hint('zoo')}") from None
+    except RuntimeError as error:
+        raise ValueError(
+            f"{library} is installed, but not for this torch {torch.__version__} ({error}); install torch and "
+            "torchvision of the same build, as in: pip install --force-reinstall torch torchvision"
+        ) from None
 
 
 def _drop_prefix(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Mapping[str, Any]) -> None:

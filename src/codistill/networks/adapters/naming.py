@@ -27,7 +27,7 @@ _INTEGER, _SHARE = re.compile("[1-9][0-9]{0,3}"), re.compile(r"0(\.[0-9]{1,4})?"
 
 
 @dataclass(frozen=True)
-class ForeignName:
+class LibraryName:
     """A parsed name."""
 
     library: str
@@ -47,13 +47,13 @@ def c_numbers(exits: int) -> dict[str, int]:
     return {f"c{number}": number for number in range(2, exits + 2)}
 
 
-def is_foreign(name: str) -> bool:
+def is_library_name(name: str) -> bool:
     """Whether ``name`` is in timm's or torchvision's namespace."""
     return name.partition(":")[0] in LIBRARIES
 
 
-def parse_foreign(name: str) -> ForeignName:
-    """Parses a name that ``is_foreign``, or raises an error that says what to type instead."""
+def parse_library_name(name: str) -> LibraryName:
+    """Parses a name that ``is_library_name``, or raises an error that says what to type instead."""
     described, at, modules = name.partition("@")
     library, _, rest = described.partition(":")
     model, colon, settings = rest.partition(":")
@@ -66,7 +66,7 @@ def parse_foreign(name: str) -> ForeignName:
     if not _MODEL.fullmatch(model):
         raise ValueError(f"{name}: write {library}:MODEL in small letters, digits and _, as in {library}:resnet18")
     options = _options(name, library, settings) if colon else {}
-    return ForeignName(library, model, options, _paths(name, modules) if at else None)
+    return LibraryName(library, model, options, _paths(name, modules) if at else None)
 
 
 def _options(name: str, library: str, settings: str) -> dict[str, int | float]:

@@ -15,10 +15,9 @@ from typer.testing import CliRunner
 
 from codistill.cli.app import app
 from codistill.engine import trainer
+from codistill.errors import install_hint
 from codistill.recipes import get
-from codistill.trackers import sink
-from codistill.trackers.base import scalars_in
-from codistill.trackers.sink import TrackerSink
+from codistill.trackers import TRACKERS, TrackerSink, scalars_in
 
 TINY = ["data.train_limit=20", "data.test_limit=20", "evaluation.every_epochs=1", "runtime.device=cpu"]
 RECIPE = get("quickstart", [*TINY, "length.epochs=3"])
@@ -70,13 +69,13 @@ class Unopened:
 
 
 def test_each_evaluation_is_logged_once_and_the_end_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sink.TRACKERS, "recorder", Recorder)
+    monkeypatch.setitem(TRACKERS, "recorder", Recorder)
     train(tmp_path / "run", "recorder")
     assert Recorder.epochs == [1, 2, 3, -1]
 
 
 def test_a_continued_run_is_logged_from_its_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sink.TRACKERS, "recorder", Recorder)
+    monkeypatch.setitem(TRACKERS, "recorder", Recorder)
     train(tmp_path / "run", "recorder", epochs=1)
     assert Recorder.epochs == [1, -2]
     train(tmp_path / "run", "recorder")
@@ -93,8 +92,8 @@ def test_a_continued_run_is_logged_from_its_beginning(tmp_path: Path, monkeypatc
 def test_a_tracker_that_fails_is_named_once_and_harms_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tracker: Any, words: str
 ) -> None:
-    monkeypatch.setitem(sink.TRACKERS, "broken", tracker)
-    monkeypatch.setitem(sink.TRACKERS, "recorder", Recorder)
+    monkeypatch.setitem(TRACKERS, "broken", tracker)
+    monkeypatch.setitem(TRACKERS, "recorder", Recorder)
     with caplog.at_level(logging.WARNING, logger="codistill"):
         train(tmp_path / "run", "broken", "recorder")
     assert [record.getMessage() for record in caplog.records if "broken" in record.getMessage()] == [f"broken {words}"]
@@ -113,7 +112,7 @@ def test_a_missing_library_is_named_with_what_to_type(
     monkeypatch.setitem(sys.modules, library, None)  # as if it were not installed
     done = call("train", "quickstart", *TINY, "length.epochs=1", "--out", tmp_path / "run", "--track", name)
     assert done.exit_code == 0, done.output
-    assert f"warning: {name} is not installed, so the run is not tracked there; type pip install {name}" in done.stderr
+    assert f"warning: {name} is not installed, so the run is not tracked there; {install_hint(name)}" in done.stderr
     assert (tmp_path / "run" / "result.json").exists()
 
 
@@ -140,7 +139,7 @@ def test_a_stopped_run_says_how_to_go_on_with_its_trackers(tmp_path: Path, monke
         def add(self, epoch: int, values: Mapping[str, float]) -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setitem(sink.TRACKERS, "recorder", Stopping)
+    monkeypatch.setitem(TRACKERS, "recorder", Stopping)
     done = call("train", "quickstart", *TINY, "length.epochs=3", "--out", tmp_path / "run", "--track", "recorder")
     assert done.exit_code == 75
     assert "--track=recorder" in done.stdout
@@ -179,7 +178,9 @@ def test_mlflow_gives_the_numbers_back(tmp_path: Path, monkeypatch: pytest.Monke
     train(folder, "mlflow")
     assert (tmp_path / "mlflow.db").exists()
     client = MlflowClient()
-    (run,) = client.search_runs([client.get_experiment_by_name("codistill").experiment_id])
+    experiment = client.get_experiment_by_name("codistill")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
     assert run.info.status == "FINISHED"
     assert run.data.params["method"] == "dcm"
     for name in {name for values in journal(folder).values() for name in values}:
@@ -216,7 +217,7 @@ def test_wandb_gives_the_numbers_back(tmp_path: Path, monkeypatch: pytest.Monkey
     (file,) = (folder / "wandb").glob("offline-run-*/*.wandb")
     logged: dict[int, dict[str, float]] = {}
     for content in wandb_records(file.read_bytes()):
-        record = wandb_internal_pb2.Record()
+        record = wandb_internal_pb2.Record()  # type: ignore[attr-defined]
         record.ParseFromString(content)
         if record.WhichOneof("record_type") == "history":
             items = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}

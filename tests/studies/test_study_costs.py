@@ -1,28 +1,21 @@
 """FLOPs against an independent count of the paper's networks."""
 
 import json
-from collections.abc import Iterator
-from itertools import repeat
 from pathlib import Path
 
 import pytest
-import torch
-from synthetic import result_json
 
 from codistill import recipes
-from codistill.engine.bench import Runner
-from codistill.engine.state import Training
-from codistill.engine.step import Step
 from codistill.runs.result import read_result
-from codistill.studies.flops import (
+from codistill.studies.costs import (
     Sizes,
     finished_flops_per_s,
     image_flops,
-    measured_flops_per_s,
     share_of_images,
     sizes,
     training_flops,
 )
+from support.synthetic import result_json
 
 # Forward GFLOP an image at 32×32 and 100 classes, counted independently: alone, and with both heads.
 WRN_28_4, WRN_28_4_WITH_HEADS = 1.691, 4.728
@@ -87,79 +80,6 @@ def test_a_folder_of_images_is_counted_where_it_is_there(tmp_path: Path, monkeyp
     monkeypatch.setenv("HOME", str(tmp_path))
     at_home = recipes.get("imagenet/resnet-18-twins", ["data.folder=~/images"])
     assert sizes(at_home) == Sizes(5, 2, (3, 224, 224))
-
-
-def test_the_pace_of_a_step_is_measured_and_torch_left_as_it_was() -> None:
-    recipe = recipes.get("quickstart", ["runtime.device=cpu", "runtime.threads=1"])
-    threads, random_state = torch.get_num_threads(), torch.get_rng_state()
-    pace = measured_flops_per_s(recipe, Sizes(6_000, 10, (1, 14, 14)))
-    assert pace is not None
-    assert pace > 0
-    assert torch.get_num_threads() == threads
-    assert torch.equal(torch.get_rng_state(), random_state)
-
-
-class FakeRunner(Runner):
-    """Takes no step, but returns the given seconds, and records the training and the number of steps."""
-
-    seconds: Iterator[float]
-    training: Training
-    asked = 0
-
-    def __init__(self, training: Training, step: Step) -> None:
-        FakeRunner.training, FakeRunner.asked = training, 0
-
-    def __call__(self, steps: int) -> float:
-        FakeRunner.asked += steps
-        return next(self.seconds)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "step_s", "asked"),
-    [
-        ([3.0, 0.75], 0.25, 4),
-        ([9.0, 0.1], 9.0, 1),  # a machine on which a second step would take too long
-    ],
-)
-def test_the_first_step_is_the_slowest_and_does_not_count(
-    monkeypatch: pytest.MonkeyPatch, seconds: list[float], step_s: float, asked: int
-) -> None:
-    monkeypatch.setattr("codistill.engine.bench.Runner", FakeRunner)
-    FakeRunner.seconds = iter(seconds)
-    recipe = recipes.get("quickstart", ["runtime.device=cpu", "runtime.precision=bf16", "runtime.kernels=inductor"])
-    seen = Sizes(6_000, 10, (1, 14, 14))
-    pace = measured_flops_per_s(recipe, seen)
-    assert pace == pytest.approx(image_flops(recipe, seen) * recipe.batch_size / step_s)
-    assert FakeRunner.asked == asked
-    machine = FakeRunner.training.machine
-    assert (machine.precision, machine.kernels) == ("bf16", "torch")
-
-
-def test_a_step_that_does_not_fit_has_no_pace(monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe, seen = recipes.get("quickstart", ["runtime.device=cpu"]), Sizes(6_000, 10, (1, 14, 14))
-    on_top = RuntimeError("a recording that breaks off ends with another error")
-    on_top.__context__ = torch.OutOfMemoryError("CUDA out of memory")
-    errors = [torch.OutOfMemoryError("CUDA out of memory"), on_top, RuntimeError("a bug")]
-
-    def fail(*_: object) -> None:
-        raise errors.pop(0)
-
-    monkeypatch.setattr("codistill.engine.bench.choose_step", fail)
-    assert measured_flops_per_s(recipe, seen) is None
-    assert measured_flops_per_s(recipe, seen) is None
-    with pytest.raises(RuntimeError, match="a bug"):
-        measured_flops_per_s(recipe, seen)
-
-
-def test_a_large_networks_step_is_made_small_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("codistill.engine.bench.Runner", FakeRunner)
-    FakeRunner.seconds = repeat(3.0)
-    recipe = recipes.get("cifar100/wrn-28-4-twins", ["runtime.device=cpu", "augment.crop=16"])
-    seen = sizes(recipe)
-    assert seen is not None
-    # 28.368 GFLOP an image at 32×32, a quarter of that at 16×16: 14 images are below 100 GFLOP.
-    assert measured_flops_per_s(recipe, seen) == pytest.approx(14 * 28.368e9 / 4, rel=1e-3)
-    assert FakeRunner.training.recipe.batch_size == 14
 
 
 def test_pace_of_finished_runs(tmp_path: Path) -> None:

@@ -1,9 +1,8 @@
-"""FLOPs of trainings, counted without running them, and the FLOP/s of finished runs or of a few measured steps.
+"""What networks and trainings cost: parameters and FLOPs, counted without running them, and the FLOP/s of runs.
 
-torch is imported only when something is counted or measured.
+torch is imported only when something is counted.
 """
 
-import gc
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,7 +14,10 @@ from codistill.recipes.datasets import NUMBERS
 from codistill.runs.result import Result
 
 if TYPE_CHECKING:
-    from codistill.engine.runtime import Machine
+    from codistill.cohort import Cohort
+    from codistill.networks.cost import Cost
+
+IMAGENET_CLASSES = 1000
 
 
 @dataclass(frozen=True)
@@ -27,10 +29,38 @@ class Sizes:
     shape: tuple[int, int, int]
 
 
-# On a CPU, a measured step has as many images as fit into this: a second or a few.
-MEASURED_FLOPS = 100_000_000_000
-MEASURED_STEPS = 3
-SLOW_S = 4.0  # a CPU whose first step takes longer is not asked for more
+@dataclass(frozen=True)
+class HeadPlan:
+    """An auxiliary classifier: the module whose output it reads, the shape of that output, its layers and its cost."""
+
+    stage: int
+    module: str
+    features: tuple[int, ...]
+    made_of: str
+    cost: "Cost"
+
+
+@dataclass(frozen=True)
+class NetworkCost:
+    """The cost of one network as it ships, and of the heads that it is trained with."""
+
+    network: str
+    backbone: "Cost"
+    heads: "Cost"
+    learns: bool
+    plan: dict[str, HeadPlan]
+    """Heads by the name of their exit."""
+
+    @property
+    def training_flops(self) -> int:
+        """FLOPs per training image: forward and backward, or forward alone if the network is frozen."""
+        from codistill.networks.cost import training_passes
+
+        return (self.backbone.flops + self.heads.flops) * training_passes(self.learns)
+
+    @property
+    def heads_share(self) -> float:
+        return self.heads.flops / (self.backbone.flops + self.heads.flops)
 
 
 def sizes(recipe: Recipe) -> Sizes | None:
@@ -47,6 +77,12 @@ def sizes(recipe: Recipe) -> Sizes | None:
     return Sizes(images, classes, (channels, side, side))
 
 
+def assumed_sizes(recipe: Recipe) -> Sizes:
+    """The sizes of ImageNet, for a folder of images that does not exist here."""
+    side = recipe.augment.crop or recipe.data.image_size or 0
+    return Sizes(0, IMAGENET_CLASSES, (3, side, side))
+
+
 @lru_cache
 def _count_images(folder: Path) -> tuple[int, int, int] | None:
     """Count a folder's images and classes; None if its layout is wrong, which the training reports."""
@@ -57,6 +93,45 @@ def _count_images(folder: Path) -> tuple[int, int, int] | None:
     except ValueError:
         return None
     return len(found.sets["train"]), len(found.class_names), 3
+
+
+def count_costs(recipe: Recipe) -> dict[str, NetworkCost]:
+    """Return the cost of every network of a recipe, counted on the meta device without memory or computation."""
+    import torch
+
+    from codistill.engine.state import cohort_of
+    from codistill.networks.cost import Cost, cost
+
+    seen, learning = sizes(recipe) or assumed_sizes(recipe), recipe.graph.learning_networks
+    channels, height, width = seen.shape
+    with torch.device("meta"):
+        cohort = cohort_of(recipe, seen.classes, channels, image_size=(height, width))
+    costs = {}
+    for name, member in cohort.members.items():
+        plan = _plan_heads(cohort, name, seen.shape)
+        parts = [head.cost for head in plan.values()]
+        heads = Cost(sum(part.parameters for part in parts), sum(part.flops for part in parts))
+        plain = cost(member.get_submodule("backbone"), seen.shape)
+        costs[name] = NetworkCost(recipe.networks[name], plain, heads, name in learning, plan)
+    return costs
+
+
+def _plan_heads(cohort: "Cohort", name: str, shape: tuple[int, int, int]) -> dict[str, HeadPlan]:
+    """Return the heads of a network of a cohort on the meta device, by exit."""
+    import torch
+
+    from codistill.networks.cost import BATCH, cost
+
+    member = cohort.members[name]
+    with torch.no_grad():
+        features = member.backbone.features(torch.empty(BATCH, *shape, device="meta"))
+    places = {place.name: place for place in member.backbone.exits}
+    plan = {}
+    for exit_name, head in member.heads.items():
+        place, inside = places[exit_name], tuple(features[exit_name].shape[1:])
+        made_of = cohort.head_descriptions[f"{name}/{exit_name}"]
+        plan[exit_name] = HeadPlan(place.stage, place.path or exit_name, inside, made_of, cost(head, inside))
+    return plan
 
 
 def training_flops(recipe: Recipe) -> int | None:
@@ -114,39 +189,3 @@ def finished_flops_per_s(results: Iterable[Result]) -> float | None:
     """The average FLOP/s of finished runs, evaluations included; None if there is none of known cost."""
     costs = [(flops, result.elapsed_s) for result in results if (flops := training_flops(result.recipe))]
     return sum(flops for flops, _ in costs) / sum(elapsed_s for _, elapsed_s in costs) if costs else None
-
-
-def measured_flops_per_s(recipe: Recipe, seen: Sizes) -> float | None:
-    """Time a few training steps with torch's kernels on this machine; None if they do not fit into GPU memory."""
-    import torch
-
-    from codistill.engine.fast.capture import lacks_memory
-    from codistill.engine.runtime import prepared, without_trials
-
-    runtime = recipe.runtime.model_copy(update={"kernels": "torch", "winograd": "auto"})  # nothing to compile or tune
-    with prepared(runtime) as machine, without_trials():
-        try:
-            return _steps_flops_per_s(recipe, seen, machine)
-        except RuntimeError as error:
-            if not lacks_memory(error):
-                raise
-            return None
-        finally:
-            if machine.device.type == "cuda":  # free the memory for the trainings
-                gc.collect()
-                torch.cuda.empty_cache()
-
-
-def _steps_flops_per_s(recipe: Recipe, seen: Sizes, machine: "Machine") -> float:
-    from codistill.engine.bench import EPOCH_STEPS, Runner, random_data
-
-    flops, batch = image_flops(recipe, seen), recipe.batch_size
-    if machine.device.type == "cpu":
-        batch = max(2, min(batch, MEASURED_FLOPS // flops))
-    measured = recipe.replace(batch_size=batch)
-    data = random_data(seen.shape[0], recipe.data.side, seen.classes, images=batch * EPOCH_STEPS)
-    run = Runner.of(measured, data, machine)
-    first_s = run(1)  # the warm-up: allocations, the choice of algorithms, and on a GPU the capture
-    if machine.device.type == "cpu" and first_s > SLOW_S:
-        return flops * batch / first_s
-    return flops * batch * MEASURED_STEPS / run(MEASURED_STEPS)

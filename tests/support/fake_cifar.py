@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codistill.data.cifar import CIFARS, Cifar, Version
+from codistill.data.cifar import CIFARS, Cifar
 
 TRAIN_IMAGES, TEST_IMAGES = 50, 20
 
@@ -44,10 +44,9 @@ def _python2(value: Any) -> bytes:
 
 @dataclass
 class FakeCifar:
-    """A small data set in one official version, and the truth about what is in it."""
+    """A small data set as the official one is stored, and the truth about what is in it."""
 
     cifar: Cifar
-    version: Version
     folder: Path
     train_pixels: np.ndarray
     train_labels: np.ndarray
@@ -57,40 +56,32 @@ class FakeCifar:
 
     @property
     def root(self) -> Path:
-        return self.folder / self.version.folder
+        return self.folder / self.cifar.folder
 
     def write_files(self) -> None:
         self.root.mkdir(parents=True)
-        rows = len(self.train_labels) // len(self.version.train_files)
-        for number, file in enumerate(self.version.train_files):
+        rows = len(self.train_labels) // len(self.cifar.train_files)
+        for number, file in enumerate(self.cifar.train_files):
             part = slice(number * rows, (number + 1) * rows)
             self.write_file(file, self.train_pixels[part], self.train_labels[part])
-        self.write_file(self.version.test_file, self.test_pixels, self.test_labels)
+        self.write_file(self.cifar.test_file, self.test_pixels, self.test_labels)
         names = [name.encode() for name in self.class_names]
-        if self.version.kind == "python":
-            content = python2_pickle({self.cifar.names_key.encode(): names})
-        else:
-            content = b"\n".join(names) + b"\n\n"
-        (self.root / self.version.names_file).write_bytes(content)
+        content = python2_pickle({self.cifar.names_key.encode(): names})
+        (self.root / self.cifar.names_file).write_bytes(content)
 
     def write_file(self, file: str, pixels: np.ndarray, labels: np.ndarray) -> None:
         rows = pixels.reshape(len(pixels), 3072)
-        if self.version.kind == "python":
-            label_key = self.cifar.label_key.encode()
-            filenames = [b"image_%d.png" % number for number in range(len(rows))]
-            content = python2_pickle({b"data": rows, label_key: labels.tolist(), b"filenames": filenames})
-        else:
-            coarse = np.full((len(rows), self.cifar.label_bytes - 1), 7)
-            content = np.concatenate([coarse, labels[:, None], rows], axis=1).astype(np.uint8).tobytes()
+        label_key = self.cifar.label_key.encode()
+        filenames = [b"image_%d.png" % number for number in range(len(rows))]
+        content = python2_pickle({b"data": rows, label_key: labels.tolist(), b"filenames": filenames})
         (self.root / file).write_bytes(content)
 
     def pack(self, monkeypatch: pytest.MonkeyPatch, extra: Callable[[tarfile.TarFile], None] | None = None) -> Path:
         """Replace the folder by an archive of it, whose checksum becomes the official one."""
-        archive = self.folder / self.version.archive
+        archive = self.folder / self.cifar.archive
         with tarfile.open(archive, "w:gz") as tar:
-            tar.add(self.root, self.version.folder)
-            for name in self.version.other_files:
-                add_member(tar, f"{self.version.folder}/{name}", b"of no use")
+            tar.add(self.root, self.cifar.folder)
+            add_member(tar, f"{self.cifar.folder}/readme.html", b"of no use")
             if extra:
                 extra(tar)
         for path in self.root.iterdir():
@@ -100,10 +91,8 @@ class FakeCifar:
         return archive
 
     def declare_official(self, monkeypatch: pytest.MonkeyPatch, md5: str) -> None:
-        self.version = dataclasses.replace(self.version, md5=md5)
-        cifar = CIFARS[self.cifar.name]
-        versions = tuple(self.version if known.kind == self.version.kind else known for known in cifar.versions)
-        monkeypatch.setitem(CIFARS, cifar.name, dataclasses.replace(cifar, versions=versions))
+        self.cifar = dataclasses.replace(self.cifar, md5=md5)
+        monkeypatch.setitem(CIFARS, self.cifar.name, self.cifar)
 
 
 def add_member(tar: tarfile.TarFile, name: str, content: bytes = b"", **attributes: Any) -> None:
