@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from calling import Codistill
 
 from codistill.recipes import parse
+from support.cli import Codistill
 
 CONVERTER = Path(__file__).parents[2] / "tools" / "convert_results.py"
 

@@ -12,6 +12,7 @@ from codistill.recipes.errors import REMOVED
 OLD = {
     "runtime.compile": ("true", True, "runtime.kernels=auto"),
     "sick": ("stop", "stop", "on_nonfinite="),
+    "processes.predictions": ("fresh", "fresh", "leave it out"),
 }
 
 

@@ -17,6 +17,7 @@ Model = type[BaseModel]
 REMOVED = {
     "runtime.compile": "was removed: type runtime.kernels=torch for false, runtime.kernels=auto for true",
     "sick": "was renamed: type on_nonfinite=skip, or rollback, freeze, stop",
+    "processes.predictions": "was removed: leave it out; networks learn from the other processes' current predictions",
 }
 """Keys of earlier versions as they are typed, and what to type today."""
 CONVERT = "python tools/convert_results.py"
