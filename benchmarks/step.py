@@ -13,12 +13,12 @@ import json
 from dataclasses import asdict
 
 import torch
+from reference import throughput as plain_throughput
 
 from codistill import recipes
 from codistill.engine.bench import bench, random_data
 from codistill.recipes.schema import Recipe
 from codistill.studies.costs import Sizes, sizes
-from reference import throughput as plain_throughput
 
 PAIRS = ("wrn-28-10-twins", "wrn-28-4-twins", "densenet-40-12-twins", "resnet-110-twins")
 WARM_UP_STEPS = 10

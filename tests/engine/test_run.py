@@ -227,6 +227,23 @@ def test_a_run_keeps_the_precision_that_auto_was_when_it_began(tmp_path: Path, m
     assert run(auto, out) == 0, "finished, and auto is not another recipe"
 
 
+def test_a_run_of_an_earlier_version_keeps_its_precision_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose environment does not name it: its recipe does."""
+    out = tmp_path / "run"
+    named = tiny_recipe(length={"epochs": 1}, runtime={"device": "cpu", "threads": 1, "precision": "bf16"})
+    stops = iter([False, True])
+    for _ in train(named, out, stop=lambda: next(stops)):
+        pass
+    environment = json.loads((out / "environment.json").read_text())
+    assert environment.pop("precision") == "bf16"
+    (out / "environment.json").write_text(json.dumps(environment))
+    for _ in range(2):
+        with pytest.raises(RunError, match=r"began in bf16, and .*auto is fp32 .*runtime.precision=bf16"):
+            run(tiny_recipe(length={"epochs": 1}), out)
+    assert run(named, out) == 1
+    assert read_result(out / "result.json").precision == "bf16"
+
+
 def test_a_finished_run_is_so_wherever_it_was_computed(finished: Path) -> None:
     before = (finished / "recipe.yaml").read_bytes()
     assert run(tiny_recipe(runtime={"threads": 2}, checkpoints={"every_s": 7.0}), finished) == 0

@@ -12,6 +12,7 @@ from codistill.recipes.errors import REMOVED
 OLD = {
     "runtime.compile": ("true", True, "runtime.kernels=auto"),
     "sick": ("stop", "stop", "on_nonfinite="),
+    "processes.predictions": ("fresh", "fresh", "leave it out"),
 }
 
 
@@ -46,7 +47,7 @@ def test_a_removed_key_names_its_successor(key: str, tmp_path: Path) -> None:
 def test_the_file_of_a_run_comes_with_the_converter(tmp_path: Path) -> None:
     file = tmp_path / "recipe.yaml"
     file.write_text("base: quickstart\nsick: stop\n")
-    with pytest.raises(RecipeError, match=rf"python tools/convert_results.py {tmp_path}/`, or train again with"):
+    with pytest.raises(RecipeError, match=rf"python tools/convert_results.py {tmp_path}`, or train again with"):
         recipes.load(file)
     file.write_text("base: quickstart\nsicc: stop\n")
     with pytest.raises(RecipeError) as caught:

@@ -17,6 +17,7 @@ Model = type[BaseModel]
 REMOVED = {
     "runtime.compile": "was removed: type runtime.kernels=torch for false, runtime.kernels=auto for true",
     "sick": "was renamed: type on_nonfinite=skip, or rollback, freeze, stop",
+    "processes.predictions": "was removed: leave it out; networks learn from the other processes' current predictions",
 }
 """Keys of earlier versions as they are typed, and what to type today."""
 CONVERT = "python tools/convert_results.py"
@@ -65,7 +66,7 @@ class RecipeError(ValueError):
     def _text(self) -> str:
         files = [file for file in _OF_A_RUN if self.source.partition(": ")[0].endswith(file)]
         if files and any(one.path in REMOVED for one in self.problems):
-            folder = self.source.partition(": ")[0].removesuffix(files[0]) or "."
+            folder = self.source.partition(": ")[0].removesuffix(files[0]).rstrip("/") or "."
             return f"{self._list()}\n{written_by_an_earlier_version(folder)}"
         return self._list()
 

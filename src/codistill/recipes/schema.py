@@ -290,9 +290,6 @@ class Processes(Settings):
     """Settings that matter only with several processes."""
 
     sync_batchnorm: bool = Field(True, description="processes that share batches normalise over the whole batch")
-    predictions: Literal["fresh", "one_step_old"] = Field(
-        "fresh", description="one_step_old: other processes' predictions come from their weights of the last step"
-    )
     weights: Literal["replicated", "sharded"] = Field(
         "replicated", description="sharded: processes that share batches each hold a shard of every weight (FSDP2)"
     )

@@ -117,10 +117,14 @@ class RunFolder:
 
     def _keeps_precision(self, stored: Recipe, recipe: Recipe) -> bool:
         """Whether one recipe says ``auto`` and the other may name what that was; ``Run`` compares what it is now."""
-        if recipe.runtime.precision == "auto":
-            return True
-        is_recorded = stored.runtime.precision == "auto" and self.environment.is_file()
-        return is_recorded and read_json(self.environment).get("precision") == recipe.runtime.precision
+        asked = recipe.runtime.precision
+        return asked == "auto" or (stored.runtime.precision == "auto" and asked == self.precision())
+
+    def precision(self) -> str | None:
+        """The precision that the run began in; None if it is not recorded yet."""
+        environment = read_json(self.environment) if self.environment.is_file() else {}
+        asked = parse.load(self.recipe).runtime.precision
+        return environment.get("precision") or (None if asked == "auto" else asked)
 
     def refuse_if_foreign(self) -> None:
         """Raise unless the folder is new, empty, or a run's: other files are never touched."""

@@ -89,7 +89,8 @@ def read_result_content(path: Path, *, follow_links: bool = False) -> dict[str, 
     """Read a result.json as it is; only its format is checked."""
     content = read_json(path, MAX_BYTES, follow_links=follow_links)
     if isinstance(content, dict) and content.get("format") in range(1, RESULT_FORMAT) and "recipe" in content:
-        raise RunError(f"{path} has format {content['format']}. {written_by_an_earlier_version(str(path))}")
+        run = path.parent if path.name == RunFolder(path.parent).result.name else path
+        raise RunError(f"{path} has format {content['format']}. {written_by_an_earlier_version(str(run))}")
     if not isinstance(content, dict) or content.get("format") != RESULT_FORMAT:
         raise RunError(f"{path} is not a run's result in the format that this version reads ({RESULT_FORMAT})")
     return content
