@@ -15,8 +15,8 @@ from codistill.report.curves import ERROR
 from codistill.report.overview import Entry, Overview
 from codistill.report.read import SeenRun
 from codistill.runs.result import device_name
-from codistill.studies.analysis import training_differences
 from codistill.studies.costs import training_flops
+from codistill.studies.published import study_command
 from codistill.studies.statistics import Interval, mean
 from codistill.studies.tables import Cell, Table
 
@@ -185,7 +185,8 @@ def cost_table(seen: Overview) -> Table:
 def repeat_blocks(seen: Overview) -> Iterator[Block]:
     """Yield the commands, the complete recipes, and the environments."""
     if seen.known and len(seen.entries) > 1 and min(seen.seeds) >= seen.study.first_seed:
-        yield Code("The whole study", _study_command(seen))
+        plain = next((entry for entry in seen.entries if entry.row.length_factor == 1), seen.entries[0])
+        yield Code("The whole study", study_command(seen.study, plain.row, plain.recipe, seen.seeds))
     yield Code("Each row, with its first seed", "\n".join(command(entry.recipe) for entry in seen.entries))
     if len(seen.entries) > 1:
         yield Grid(_differences(seen))
@@ -197,15 +198,6 @@ def repeat_blocks(seen: Overview) -> Iterator[Block]:
             *([Code("Original command", typed)] if typed else []),
         )
         yield Fold(f"recipe-{entry.index}", f"Recipe and environment: {entry.name}", blocks)
-
-
-def _study_command(seen: Overview) -> str:
-    """Return the study's command with the overrides common to its runs, taken from a row of normal length."""
-    study = seen.study
-    plain = next((entry for entry in seen.entries if entry.row.length_factor == 1), seen.entries[0])
-    changes = [as_change(line) for line in training_differences(plain.row.resolve(), plain.recipe)]
-    count = max(seen.seeds) - study.first_seed + 1
-    return shlex.join(["codistill", "study", study.name, *changes, "--seeds", str(count)])
 
 
 def command(recipe: Recipe) -> str:
