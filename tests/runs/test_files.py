@@ -13,8 +13,9 @@ import pytest
 from codistill.errors import RunError
 from codistill.runs import files
 from codistill.runs.files import (
-    RunLock,
+    LOCK_FILE,
     explained,
+    lock_run,
     open_regular,
     read_json,
     require_space,
@@ -25,8 +26,8 @@ from codistill.runs.files import (
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from codistill.runs.files import RunLock
-with RunLock(Path(sys.argv[1])):
+from codistill.runs.files import lock_run
+with lock_run(Path(sys.argv[1])):
     if "fork" in sys.argv and os.fork() == 0:
         os.write(1, b"worker %d\\n" % os.getpid())
         time.sleep(60)
@@ -239,12 +240,12 @@ def test_space_is_checked_with_what_is_needed_and_free(tmp_path: Path) -> None:
 def test_a_second_process_is_told_who_writes(tmp_path: Path) -> None:
     holder, _ = hold(tmp_path)
     try:
-        with pytest.raises(RunError, match=rf"{tmp_path}: another process \(pid {holder.pid}\)"), RunLock(tmp_path):
+        with pytest.raises(RunError, match=rf"{tmp_path}: another process \(pid {holder.pid}\)"), lock_run(tmp_path):
             pytest.fail("two writers")
     finally:
         end(holder)
-    with RunLock(tmp_path):  # released by the kernel: the holder was killed
-        assert (tmp_path / RunLock.FILE).read_text() == f"{os.getpid()}\n"
+    with lock_run(tmp_path):  # released by the kernel: the holder was killed
+        assert (tmp_path / LOCK_FILE).read_text() == f"{os.getpid()}\n"
 
 
 def test_a_worker_that_outlives_its_killed_parent_does_not_keep_the_lock(tmp_path: Path) -> None:
@@ -253,7 +254,7 @@ def test_a_worker_that_outlives_its_killed_parent_does_not_keep_the_lock(tmp_pat
     end(holder)
     try:
         os.kill(worker, 0)
-        with RunLock(tmp_path):
+        with lock_run(tmp_path):
             pass
     finally:
         os.kill(worker, signal.SIGKILL)
@@ -261,10 +262,10 @@ def test_a_worker_that_outlives_its_killed_parent_does_not_keep_the_lock(tmp_pat
 
 def test_the_lock_holds_within_a_process_and_can_be_taken_again(tmp_path: Path) -> None:
     for _ in range(2):
-        with RunLock(tmp_path), pytest.raises(RunError, match=f"pid {os.getpid()}"), RunLock(tmp_path):
+        with lock_run(tmp_path), pytest.raises(RunError, match=f"pid {os.getpid()}"), lock_run(tmp_path):
             pytest.fail("two writers")
 
 
 def test_a_run_that_is_not_there_cannot_be_locked(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="cannot lock the run"), RunLock(tmp_path / "gone"):
+    with pytest.raises(RunError, match="cannot lock the run"), lock_run(tmp_path / "gone"):
         pytest.fail("locked nothing")

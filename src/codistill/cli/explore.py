@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from codistill import recipes
-from codistill.cli.terminal import console, two_columns
+from codistill.cli.terminal import console, make_table, two_columns
 from codistill.cli.train import memory_explained, smaller
 from codistill.errors import unknown
 from codistill.networks.families import describe_families
@@ -23,36 +23,24 @@ if TYPE_CHECKING:
     from codistill.studies.costs import NetworkCost, Sizes
 
 
-def listed_recipes() -> dict[str, str]:
-    return {entry.name: entry.summary for entry in recipes.describe()}
-
-
-def listed_methods() -> dict[str, str]:
-    return {name: _method(name) for name in methods.NAMES}
-
-
 def _method(name: str) -> str:
     first_line = (getdoc(methods.get(name)) or "").partition("\n")[0]
     weights = [key for key, default in methods.settings(name).items() if default is not None]
     return f"{first_line} Weights: {', '.join(weights)}." if weights else first_line
 
 
-def listed_data() -> dict[str, str]:
-    return {name: row.description for name, row in DATASETS.items()}
-
-
-def listed_studies() -> dict[str, str]:
+def _studies() -> dict[str, str]:
     from codistill.studies import catalogue
 
     return {name: catalogue.get(name).title for name in catalogue.NAMES}
 
 
 LISTINGS: dict[str, Callable[[], dict[str, str]]] = {
-    "recipes": listed_recipes,
-    "methods": listed_methods,
+    "recipes": lambda: {entry.name: entry.summary for entry in recipes.describe()},
+    "methods": lambda: {name: _method(name) for name in methods.NAMES},
     "networks": describe_families,
-    "data": listed_data,
-    "studies": listed_studies,
+    "data": lambda: {name: row.description for name, row in DATASETS.items()},
+    "studies": _studies,
 }
 
 
@@ -101,12 +89,9 @@ def print_mermaid(source: str, changes: Sequence[str]) -> None:
 
 
 def costs_table(costs: "dict[str, NetworkCost]") -> Table:
-    table = Table()
-    table.add_column("network")
-    for heading in ("parameters", "forward MFLOPs", "heads' parameters", "heads' MFLOPs", "heads' share of FLOPs"):
-        table.add_column(heading, justify="right")
-    for name, cost in costs.items():
-        table.add_row(
+    numbers = ("parameters", "forward MFLOPs", "heads' parameters", "heads' MFLOPs", "heads' share of FLOPs")
+    rows = (
+        (
             f"{name}  {cost.network}" + ("" if cost.learns else "  (frozen)"),
             f"{cost.backbone.parameters:,}",
             _mega(cost.backbone.flops),
@@ -114,27 +99,26 @@ def costs_table(costs: "dict[str, NetworkCost]") -> Table:
             _mega(cost.heads.flops),
             f"{cost.heads_share:.1%}",
         )
-    return table
+        for name, cost in costs.items()
+    )
+    return make_table(["network"], numbers, rows)
 
 
 def plan_table(costs: "dict[str, NetworkCost]") -> Table:
-    table = Table()
-    for heading in ("head", "C", "after", "features", "made of"):
-        table.add_column(heading)
-    for heading in ("parameters", "forward MFLOPs"):
-        table.add_column(heading, justify="right")
-    for name, cost in costs.items():
-        for exit_name, head in cost.plan.items():
-            table.add_row(
-                f"{name}/{exit_name}",
-                f"C{head.stage}",
-                head.module,
-                "×".join(map(str, head.features)),
-                head.made_of,
-                f"{head.cost.parameters:,}",
-                _mega(head.cost.flops),
-            )
-    return table
+    rows = (
+        (
+            f"{name}/{exit_name}",
+            f"C{head.stage}",
+            head.module,
+            "×".join(map(str, head.features)),
+            head.made_of,
+            f"{head.cost.parameters:,}",
+            _mega(head.cost.flops),
+        )
+        for name, cost in costs.items()
+        for exit_name, head in cost.plan.items()
+    )
+    return make_table(("head", "C", "after", "features", "made of"), ("parameters", "forward MFLOPs"), rows)
 
 
 def to_dict(recipe: recipes.Recipe, seen: "Sizes", note: str, costs: "dict[str, NetworkCost]") -> dict[str, Any]:

@@ -5,7 +5,7 @@ A step must never wait for a display, so ``heartbeat``, which is called after ev
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -67,6 +67,18 @@ def two_columns(rows: Mapping[str, str]) -> Table:
     return grid
 
 
+def make_table(left: Sequence[str], right: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> Table:
+    """Return a table whose first columns begin at the left and whose others, numbers, end at the right."""
+    table = Table(title=title or None, title_justify="left")
+    for heading in left:
+        table.add_column(heading)
+    for heading in right:
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
 def duration(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))
 
@@ -83,14 +95,11 @@ def last_epoch(result: Mapping[str, Any]) -> dict[str, Row]:
 def network_table(networks: Mapping[str, str], rows: Mapping[str, Row]) -> Table:
     """Return a table with one row per network; ``networks`` maps names to architectures."""
     shown = {key: column for key, column in COLUMNS.items() if any(key in row for row in rows.values())}
-    table = Table()
-    table.add_column("network")
-    for heading, _ in shown.values():
-        table.add_column(heading, justify="right")
-    for name, row in rows.items():
-        cells = [number(row[key], digits) for key, (_, digits) in shown.items()]
-        table.add_row(f"{name}  {networks[name]}", *cells)
-    return table
+    cells = (
+        (f"{name}  {networks[name]}", *(number(row[key], digits) for key, (_, digits) in shown.items()))
+        for name, row in rows.items()
+    )
+    return make_table(["network"], [heading for heading, _ in shown.values()], cells)
 
 
 class Display(Protocol):
@@ -189,13 +198,11 @@ class LiveTable:
         self.bar.update(task.id, total=total, completed=done, epoch=epoch, pace=pace)
 
     def _table(self) -> Table:
-        table = Table(title=f"{self.recipe.name}, {self.recipe.method}, seed {self.recipe.seed}", title_justify="left")
-        table.add_column("network")
-        for heading in ("train error %", "test error %", "best epoch's %", "test NLL"):
-            table.add_column(heading, justify="right")
-        for name, network in self.recipe.networks.items():
-            table.add_row(f"{name}  {network}", *self._measured(f"{name}/final"))
-        return table
+        networks = self.recipe.networks.items()
+        rows = ((f"{name}  {network}", *self._measured(f"{name}/final")) for name, network in networks)
+        headings = ("train error %", "test error %", "best epoch's %", "test NLL")
+        title = f"{self.recipe.name}, {self.recipe.method}, seed {self.recipe.seed}"
+        return make_table(["network"], headings, rows, title)
 
     def _measured(self, classifier: str) -> tuple[str, ...]:
         if self.progress is None:

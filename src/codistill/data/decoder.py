@@ -40,8 +40,8 @@ class Examined(NamedTuple):
     """The checksum of an image's file and the exact sums of its pixels and of their squares, per channel."""
 
     sha256: str
-    sums: tuple[int, ...]
-    squares: tuple[int, ...]
+    sums: list[int]
+    squares: list[int]
 
 
 class Answer(NamedTuple):
@@ -116,7 +116,7 @@ def examine(content: bytes, rgb_HWC: RgbArray) -> Examined:
     """Compute a file's checksum and the sums of its decoded pixels."""
     counts_C256 = np.array(Image.fromarray(rgb_HWC).histogram(), np.int64).reshape(3, 256)
     sums, squares = (counts_C256 @ np.arange(256) ** power for power in (1, 2))
-    return Examined(hashlib.sha256(content).hexdigest(), tuple(sums.tolist()), tuple(squares.tolist()))
+    return Examined(hashlib.sha256(content).hexdigest(), sums.tolist(), squares.tolist())
 
 
 def main() -> None:

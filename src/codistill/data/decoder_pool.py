@@ -20,7 +20,6 @@ from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
 from selectors import EVENT_READ, DefaultSelector
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -93,7 +92,7 @@ class Worker:
         if not line.endswith("\n"):
             self.end()
             raise WorkerLostError
-        return [Answer(error, _examined(facts)) for error, facts in json.loads(line)]
+        return [Answer(error, Examined(*facts) if facts else None) for error, facts in json.loads(line)]
 
     def _start(self) -> "subprocess.Popen[str]":
         descriptor = self.memory.descriptor if self.memory else None
@@ -193,13 +192,6 @@ class DecoderPool:
             return [_ask_again(worker, request) for request in requests]
         finally:
             self._idle.put(worker)
-
-
-def _examined(facts: list[Any] | None) -> Examined | None:
-    if facts is None:
-        return None
-    sha256, sums, squares = facts
-    return Examined(sha256, tuple(sums), tuple(squares))
 
 
 def _ask_again(worker: Worker, request: Request) -> Answer:

@@ -97,9 +97,9 @@ def list_images(folder: Path) -> Contents:
     if any(path.suffix == ".tar" for path in _visible(folder, roots["train"])):
         return _list_shards(folder, {split: _find_shards(folder, root) for split, root in roots.items()})
     class_names = _class_names(folder, roots["train"])
-    found = {split: _ClassFolders.below(folder, root, class_names) for split, root in roots.items()}
-    sets = {split: one.listing(folder, roots[split].name) for split, one in found.items()}
-    return Contents(class_names, sets, [name for one in found.values() for name in one.ignored])
+    ignored: list[str] = []
+    sets = {split: _list_class_folders(folder, root, class_names, ignored) for split, root in roots.items()}
+    return Contents(class_names, sets, ignored)
 
 
 def find_sets(folder: Path) -> dict[str, Path]:
@@ -135,62 +135,36 @@ def _find_shards(folder: Path, split: Path) -> list[Path]:
     return found
 
 
-@dataclass
-class _ClassFolders:
-    """One set's image files as they are collected, and the files whose suffix is not an image's."""
-
-    names: list[str] = field(default_factory=list)
-    labels: list[int] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
-    changed_at_ns: list[int] = field(default_factory=list)
-    ignored: list[str] = field(default_factory=list)
-
-    @classmethod
-    def below(cls, folder: Path, split: Path, class_names: tuple[str, ...]) -> "_ClassFolders":
-        found = cls()
-        for path in _visible(folder, split):
-            if not path.is_dir():
-                found.ignored.append(f"{split.name}/{path.name}")
-                continue
-            if path.name not in class_names:
-                raise ValueError(f"{path}: no class of that name in train; it has {', '.join(class_names)}")
-            found._add_class(folder, path, f"{split.name}/{path.name}", class_names.index(path.name))
-        if not found.names:
-            raise ValueError(f"{split}: no images; it needs {split.name}/<class>/*.png, .jpg or .jpeg")
-        return found
-
-    def _add_class(self, folder: Path, path: Path, name: str, label: int) -> None:
-        before, ignored_before = len(self.names), len(self.ignored)
+def _list_class_folders(folder: Path, split: Path, class_names: tuple[str, ...], ignored: list[str]) -> Listing:
+    """List one set's image files; files whose suffix is not an image's are added to ``ignored``."""
+    names: list[str] = []
+    facts: list[tuple[int, int, int]] = []  # label, size, modification time
+    for path in _visible(folder, split):
+        if not path.is_dir():
+            ignored.append(f"{split.name}/{path.name}")
+            continue
+        if path.name not in class_names:
+            raise ValueError(f"{path}: no class of that name in train; it has {', '.join(class_names)}")
+        label, before, ignored_before = class_names.index(path.name), len(names), len(ignored)
         for entry in _entries(folder, path):
+            name = f"{split.name}/{path.name}/{entry.name}"
             if entry.is_dir():
                 raise ValueError(f"{entry.path}: a folder inside a class's folder is not read; move its images up")
             if PurePath(entry.name).suffix.lower() not in SUFFIXES:
-                self.ignored.append(f"{name}/{entry.name}")
+                ignored.append(name)
                 continue
-            status = entry.stat()
-            self.names.append(f"{name}/{entry.name}")
-            self.labels.append(label)
-            self.sizes.append(status.st_size)
-            self.changed_at_ns.append(status.st_mtime_ns)
-        if len(self.names) == before:
-            suffixes = count_suffixes(self.ignored[ignored_before:])
+            names.append(name)
+            facts.append((label, entry.stat().st_size, entry.stat().st_mtime_ns))
+        if len(names) == before:
+            suffixes = count_suffixes(ignored[ignored_before:])
             others = ", ".join(f"{suffix} {count}" for suffix, count in suffixes.items())
             hint = f"; convert what it has ({others}) to PNG or JPEG" if others else ""
             raise ValueError(f"{path}: no images (.png, .jpg, .jpeg){hint}")
-
-    def listing(self, folder: Path, split: str) -> Listing:
-        count = len(self.names)
-        return Listing(
-            root=folder,
-            split=split,
-            names=self.names,
-            files=self.names,
-            changed_at_ns=np.array(self.changed_at_ns, np.int64),
-            file_of=np.arange(count, dtype=np.int64),
-            starts=np.zeros(count, np.int64),
-            sizes=np.array(self.sizes, np.int64),
-            labels=np.array(self.labels, np.int64),
-        )
+    if not names:
+        raise ValueError(f"{split}: no images; it needs {split.name}/<class>/*.png, .jpg or .jpeg")
+    labels, sizes, changed_at_ns = np.array(facts, np.int64).T.copy()
+    each = np.arange(len(names), dtype=np.int64)
+    return Listing(folder, split.name, names, names, changed_at_ns, each, np.zeros_like(each), sizes, labels)
 
 
 def _visible(folder: Path, parent: Path) -> list[Path]:

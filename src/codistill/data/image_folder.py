@@ -46,29 +46,19 @@ def read(data: Data) -> ImageData:
         )
     folder = Path(data.folder).expanduser()
     contents = list_images(folder)
-    pool = _decoder_pool(data, contents)
-    if _is_resident(data, contents):
+    workers = data.workers
+    if workers is None:
+        workers = cores() if contents.file_bytes > FEW_BYTES else 0
+    pool = DecoderPool(workers, data.side, data.resize, data.timeout_s)
+    pixel_bytes = contents.images * 3 * data.side**2
+    is_resident = pixel_bytes <= RESIDENT_BYTES if data.resident is None else data.resident
+    if is_resident:
+        _require_memory(pixel_bytes, folder)
         return _read_resident(folder, contents, pool, data)
     return _read_streamed(folder, contents, pool, data)
 
 
-def _is_resident(data: Data, contents: Contents) -> bool:
-    return data.resident if data.resident is not None else _pixel_bytes(data, contents) <= RESIDENT_BYTES
-
-
-def _pixel_bytes(data: Data, contents: Contents) -> int:
-    return contents.images * 3 * data.side**2
-
-
-def _decoder_pool(data: Data, contents: Contents) -> DecoderPool:
-    workers = data.workers
-    if workers is None:
-        workers = cores() if contents.file_bytes > FEW_BYTES else 0
-    return DecoderPool(workers, data.side, data.resize, data.timeout_s)
-
-
 def _read_resident(folder: Path, contents: Contents, pool: DecoderPool, data: Data) -> ImageData:
-    _require_memory(_pixel_bytes(data, contents), folder)
     skipped: list[dict[str, str]] = []
     sets = {split: _decode_all(listing, pool, data, skipped) for split, listing in contents.sets.items()}
     pool.close()
@@ -182,7 +172,8 @@ class Inventory:
 
 def take_inventory(listing: Listing, pool: DecoderPool) -> Inventory:
     """Examine every image of a listing that the cached inventory lacks, and cache the result."""
-    file = data_folder() / "surveys" / f"{_key(listing, pool)}.safetensors"
+    key = f"{INVENTORY_FORMAT}-{pool.image_size}-{pool.resize}-{listing.fingerprint()}"
+    file = data_folder() / "surveys" / f"{key}.safetensors"
     found = _read_cached(file, len(listing)) or Inventory.empty(len(listing))
     pending = [*sorted(found.unreadable), *range(found.seen, len(listing))]
     if not pending:
@@ -192,10 +183,6 @@ def take_inventory(listing: Listing, pool: DecoderPool) -> Inventory:
     if (found.seen, len(found.unreadable)) != known:
         _write_cached(file, found)
     return found
-
-
-def _key(listing: Listing, pool: DecoderPool) -> str:
-    return f"{INVENTORY_FORMAT}-{pool.image_size}-{pool.resize}-{listing.fingerprint()}"
 
 
 def _examine(listing: Listing, pool: DecoderPool, which: Sequence[int], found: Inventory, file: Path) -> Inventory:

@@ -89,13 +89,6 @@ class Images:
     def gather(self, batch: Draws) -> Tensor:
         return self.pixels[batch.indices]
 
-    def shrink(self, side: int) -> Self:
-        """Shrink the images to ``side`` × ``side`` by averaging, in parts, so that no float copy of all exists."""
-        parts = [
-            F.adaptive_avg_pool2d(part.float(), side).round().to(part.dtype) for part in torch.split(self.pixels, 1000)
-        ]
-        return type(self)(torch.cat(parts), self.labels)
-
     def summary(self) -> dict[str, Any]:
         """Number, shape and checksums of these images, for a report."""
         return {
@@ -168,9 +161,17 @@ def shrink(images: ImageData, side: int | None) -> ImageData:
     """Shrink the images to ``side`` × ``side``, each pixel the mean of those it replaces; unchanged for None."""
     if side is None:
         return images
-    train, test = (Images(one.pixels[:], one.labels).shrink(side) for one in (images.train, images.test))
+    train, test = (
+        # In parts, so that no float copy of all images exists.
+        Images(torch.cat([_averaged(part, side) for part in torch.split(one.pixels[:], 1000)]), one.labels)
+        for one in (images.train, images.test)
+    )
     mean, std = channel_statistics(train.pixels)
     return dataclasses.replace(images, train=train, test=test, mean=mean, std=std)
+
+
+def _averaged(pixels_NCHW: Tensor, side: int) -> Tensor:
+    return F.adaptive_avg_pool2d(pixels_NCHW.float(), side).round().to(pixels_NCHW.dtype)
 
 
 def sha256(tensor: Tensor) -> str:

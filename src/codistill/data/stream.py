@@ -63,7 +63,11 @@ class PixelsOnDisk:
         for order in orders:
             for member, answer in zip(wanted[first : first + len(order)], answers, strict=False):
                 if answer.error:
-                    raise _no_longer_readable(self.listing, member, answer.error)
+                    file = self.listing.root / self.listing.names[member]
+                    raise ValueError(
+                        f"{file}: was readable when the images were examined, and no longer is: {answer.error}; "
+                        "restore the file, and continue with the same command"
+                    )
             place = first % ring
             yield copy(slots[place : place + len(order)])
             first += len(order)
@@ -142,10 +146,3 @@ class DeviceCopier:
         self.started.append(event)
         if len(self.started) > 1:
             self.started.popleft().synchronize()
-
-
-def _no_longer_readable(listing: Listing, member: int, why: str) -> ValueError:
-    return ValueError(
-        f"{listing.root / listing.names[member]}: was readable when the images were examined, and no longer is: {why}; "
-        "restore the file, and continue with the same command"
-    )

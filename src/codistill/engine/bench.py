@@ -121,7 +121,8 @@ class Runner:
         at = Position(0, index % EPOCH_STEPS)
         batch = self.plan.step(at.step)
         if isinstance(self.step, CapturedStep):
-            executor: PlainExecutor = self.step.executor(batch, Variant("nothing", winograd=self.step.has_winograd(batch)))
+            variant = Variant("nothing", winograd=self.step.has_winograd(batch))
+            executor: PlainExecutor = self.step.executor(batch, variant)
         else:
             executor = self.step.executor(batch)
         step(self.training, executor, batch, self.schedule.context(at))

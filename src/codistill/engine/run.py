@@ -30,8 +30,8 @@ from codistill.recipes.schema import Recipe
 from codistill.runs import environment
 from codistill.runs.checkpoint import Saver, Snapshot, Store
 from codistill.runs.files import (
-    RunLock,
     explained,
+    lock_run,
     open_regular,
     read_json,
     sweep,
@@ -101,7 +101,7 @@ class Run:
         folder.refuse_irregular()
         with explained(folder.path, "make the run's folder"):
             folder.path.mkdir(parents=True, exist_ok=True)
-        with RunLock(folder.path):
+        with lock_run(folder.path):
             is_begun = folder.is_begun()
             changed = folder.changes_to(recipe) if is_begun else []
             began_in = folder.precision() if is_begun else None  # of the stored recipe, before it is replaced

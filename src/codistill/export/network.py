@@ -15,12 +15,13 @@ from codistill.cohort import Cohort
 from codistill.data.augmentation import centre_crop, normalise
 from codistill.data.images import ImageData
 from codistill.data.load import load
+from codistill.engine.finished import has_test_images_of
 from codistill.engine.schedule import Position
 from codistill.engine.state import cohort_of
 from codistill.errors import unknown
 from codistill.export.formats import Identity, read_weights
 from codistill.recipes import parse
-from codistill.recipes.schema import Augment, Recipe
+from codistill.recipes.schema import Recipe
 from codistill.runs.checkpoint import Saved, Store
 from codistill.runs.files import read_json
 from codistill.runs.folder import MAX_BYTES, RunFolder
@@ -65,18 +66,10 @@ class History:
         return ships_average(self.recipe, self.name)
 
     @property
-    def augmentation(self) -> Augment:
-        return self.recipe.augment
-
-    @property
     def image_size(self) -> tuple[int, int]:
         """Height and width of the images before the centre crop."""
         _, height, width = self.report["sets"]["test"]["shape"]
         return height, width
-
-    @property
-    def store(self) -> Store:
-        return Store(self.folder.checkpoints)
 
     def measured_until(self, epoch: int) -> dict[str, Any] | None:
         """Return the metrics of the last evaluation up to ``epoch``, with their epoch; None before the first."""
@@ -89,7 +82,7 @@ class History:
             data = load(self.recipe.data, seed=self.recipe.seed)
         except (ValueError, OSError):
             return None
-        return data if data.report["sets"]["test"] == self.report["sets"]["test"] else None
+        return data if has_test_images_of(self.report, data) else None
 
 
 @dataclass(frozen=True)
@@ -115,12 +108,12 @@ class PlainNetwork:
     @property
     def input_shape(self) -> tuple[int, int, int]:
         history = self.history
-        return self.identity.in_channels, *history.augmentation.crop_size(history.image_size)
+        return self.identity.in_channels, *history.recipe.augment.crop_size(history.image_size)
 
     def prepared(self, pixels_BCHW: Tensor) -> Tensor:
         """Crop and normalise raw pixels as in evaluation."""
         mean, std = torch.tensor(self.identity.mean), torch.tensor(self.identity.std)
-        return normalise(centre_crop(pixels_BCHW, self.history.augmentation), mean, std)
+        return normalise(centre_crop(pixels_BCHW, self.history.recipe.augment), mean, std)
 
 
 def load_network(run: Path, name: str, *, best: bool = False) -> PlainNetwork:
@@ -140,7 +133,7 @@ def _from_finished(history: History) -> PlainNetwork:
 
 
 def _from_interrupted(history: History) -> PlainNetwork:
-    saved = history.store.newest()
+    saved = Store(history.folder.checkpoints).newest()
     if saved is None:
         raise ValueError(
             f"{history.folder.path} has no checkpoint yet, so there is no network to export; "

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from markupsafe import Markup
 
@@ -42,11 +42,24 @@ class Axis:
     """Labels of the positions 0, 1, 2 …, for a categorical axis."""
 
 
+class Block:
+    """A part of a section."""
+
+    @property
+    def kind(self) -> str:
+        """The name by which the template chooses how to draw it."""
+        return type(self).__name__.lower()
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether the block takes the whole row, because its content needs the space."""
+        return True
+
+
 @dataclass(frozen=True)
-class Chart:
+class Chart(Block):
     """``points`` draws marks without lines; ``diagonal`` adds the line y = x."""
 
-    kind: ClassVar[str] = "chart"
     id: str
     title: str
     x: Axis
@@ -63,14 +76,11 @@ class Chart:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the chart for the page's script."""
-        axes = {
-            name: {"title": axis.title, "unit": axis.unit, "log": axis.log, "labels": list(axis.labels)}
-            for name, axis in (("x", self.x), ("y", self.y))
-        }
         return {
             "id": self.id,
             "title": self.title,
-            **axes,
+            "x": asdict(self.x),
+            "y": asdict(self.y),
             "series": [series.to_dict() for series in self.series],
             "points": self.points,
             "diagonal": self.diagonal,
@@ -115,11 +125,9 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Matrix:
+class Matrix(Block):
     """Numbers by row and column, shaded by value; None is an empty cell."""
 
-    kind: ClassVar[str] = "matrix"
-    is_wide: ClassVar[bool] = False
     title: str
     corner: str
     rows: tuple[str, ...]
@@ -130,6 +138,10 @@ class Matrix:
     """Format of the numbers."""
     lightest: float | None = None
     """The value without shade; None for the smallest value."""
+
+    @property
+    def is_wide(self) -> bool:
+        return False
 
     def cells(self) -> list[tuple[str, list[tuple[str, float | None, int]]]]:
         """Return text, value and shade (0 to 100) of every cell, by row."""
@@ -147,10 +159,9 @@ class Matrix:
 
 
 @dataclass(frozen=True)
-class Grid:
+class Grid(Block):
     """A table on the page."""
 
-    kind: ClassVar[str] = "grid"
     table: Table
 
     @property
@@ -160,14 +171,16 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Drawing:
+class Drawing(Block):
     """A picture as trusted SVG."""
 
-    kind: ClassVar[str] = "drawing"
-    is_wide: ClassVar[bool] = False
     title: str
     svg: Markup
     words: str = ""
+
+    @property
+    def is_wide(self) -> bool:
+        return False
 
 
 @dataclass(frozen=True)
@@ -182,47 +195,36 @@ class Mistake:
 
 
 @dataclass(frozen=True)
-class Gallery:
-    kind: ClassVar[str] = "gallery"
-    is_wide: ClassVar[bool] = True
+class Gallery(Block):
     title: str
     mistakes: tuple[Mistake, ...]
     words: str = ""
 
 
 @dataclass(frozen=True)
-class Code:
+class Code(Block):
     """Preformatted text to read and copy."""
 
-    kind: ClassVar[str] = "code"
-    is_wide: ClassVar[bool] = True
     title: str
     text: str
 
 
 @dataclass(frozen=True)
-class Words:
+class Words(Block):
     """A paragraph; ``missing`` if it explains why something is not shown."""
 
-    kind: ClassVar[str] = "words"
-    is_wide: ClassVar[bool] = True
     text: str
     missing: bool = False
 
 
 @dataclass(frozen=True)
-class Fold:
+class Fold(Block):
     """Collapsible blocks."""
 
-    kind: ClassVar[str] = "fold"
-    is_wide: ClassVar[bool] = True
     id: str
     title: str
-    blocks: tuple["Block", ...]
+    blocks: tuple[Block, ...]
     is_open: bool = False
-
-
-Block = Chart | Matrix | Grid | Drawing | Gallery | Code | Words | Fold
 
 
 @dataclass(frozen=True)

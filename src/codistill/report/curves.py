@@ -72,57 +72,39 @@ def learning(seen: Overview) -> tuple[Block, ...]:
 
 def _learning(entries: Sequence[Entry], prefix: str) -> tuple[Block, ...]:
     """Return test error, validation error, NLL, training error and loss of every network by epoch."""
+
+    def chart(id_: str, title: str, axis: Axis, measure: Measure, words: str = "") -> Chart:
+        return Chart(f"{prefix}{id_}", title, EPOCH, axis, tuple(by_network(entries, measure)), words)
+
     bands = BANDS if any(len(entry.runs) > 1 for entry in entries) else ""
-    loss_axis = Axis("training loss", "nats")
-    loss_words = "Labels and transfers together, weighted as in training."
-    charts = (
-        Chart(f"{prefix}error", "Test error", EPOCH, ERROR, tuple(by_network(entries, tested("top1_error"))), bands),
-        *_validation(entries, prefix),
-        Chart(f"{prefix}nll", "Test NLL", EPOCH, Axis("NLL", "nats"), tuple(by_network(entries, tested("nll")))),
-        Chart(
-            f"{prefix}train-error",
-            "Training error",
-            EPOCH,
-            Axis("train error", "%"),
-            tuple(by_network(entries, train_error)),
-        ),
-        Chart(f"{prefix}loss", "Training loss", EPOCH, loss_axis, tuple(by_network(entries, network_loss)), loss_words),
-    )
-    return tuple(chart if chart.series else missing_note(chart) for chart in charts)
-
-
-def _validation(entries: Sequence[Entry], prefix: str) -> Iterator[Chart]:
-    """Yield the validation error if training images were held out."""
+    charts = [chart("error", "Test error", ERROR, measured("test", "top1_error"), bands)]
     if any(entry.recipe.data.validation for entry in entries):
-        series = tuple(by_network(entries, validation_error))
         words = "Measured on held-out training images; checkpoints.best is selected by it."
         axis = Axis("validation error", "%")
-        yield Chart(f"{prefix}validation", "Validation error", EPOCH, axis, series, words)
+        charts.append(chart("validation", "Validation error", axis, measured("validation", "top1_error"), words))
+    charts.append(chart("nll", "Test NLL", Axis("NLL", "nats"), measured("test", "nll")))
+    charts.append(chart("train-error", "Training error", Axis("train error", "%"), measured("train_error")))
+    words = "Labels and transfers together, weighted as in training."
+    charts.append(chart("loss", "Training loss", Axis("training loss", "nats"), network_loss, words))
+    return tuple(chart if chart.series else missing_note(chart) for chart in charts)
 
 
 def calibration_error(seen: Overview) -> Chart | Words:
     """Return the calibration error by epoch."""
     words = "The mean distance between confidence and accuracy over 15 bins (ECE)."
-    series = tuple(by_network(seen.entries, tested("ece")))
+    series = tuple(by_network(seen.entries, measured("test", "ece")))
     chart = Chart("ece", "Calibration error", EPOCH, Axis("ECE", "%"), series, words)
     return chart if series else missing_note(chart)
 
 
-def tested(metric: str) -> Measure:
-    """Return the measure of a metric of the shipped network on the test images."""
-    return lambda run, network: run.curve("test", f"{network}/final", metric)
-
-
-def validation_error(run: SeenRun, network: str) -> Mapping[int, float]:
-    return run.curve("validation", f"{network}/final", "top1_error")
+def measured(*keys: str) -> Measure:
+    """Return the measure of a network's own classifier at these keys of the journal, as in ``("test", "nll")``."""
+    first, *others = keys
+    return lambda run, network: run.curve(first, f"{network}/final", *others)
 
 
 def missing_note(chart: Chart) -> Words:
     return Words(f"{chart.title}: not shown, because no evaluation of these runs recorded it.", missing=True)
-
-
-def train_error(run: SeenRun, network: str) -> Mapping[int, float]:
-    return run.curve("train_error", f"{network}/final")
 
 
 def network_loss(run: SeenRun, network: str) -> Mapping[int, float]:

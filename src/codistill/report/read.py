@@ -36,7 +36,7 @@ class SeenRun:
     data: Mapping[str, Any]
     """The run's data.json."""
     elapsed_s: float | None = None
-    peak_device_bytes: int | None = None
+    peak_device_bytes: float | None = None
     computed: str = ""
     """The execution path of the step, such as ``bf16, Triton kernels``."""
     updated_at: float | None = None
@@ -101,7 +101,8 @@ def read_run(folder: Path) -> SeenRun:
         int(line["epoch"]): seconds for line in _lines(run.timing, notes) if (seconds := value_at(line, "elapsed_s"))
     }
     if not records:
-        notes.append(f"Nothing has been evaluated yet; the first evaluation is after epoch {_first(recipe)}.")
+        first = min(recipe.evaluation.every_epochs, recipe.length.epochs)
+        notes.append(f"Nothing has been evaluated yet; the first evaluation is after epoch {first}.")
     return SeenRun(
         name=folder.name or str(folder.resolve().name),
         path=folder,
@@ -112,7 +113,7 @@ def read_run(folder: Path) -> SeenRun:
         environment=_description(run.environment, notes),
         data=_description(run.data, notes),
         elapsed_s=value_at(whole, "elapsed_s") or next(reversed(clock.values()), None),
-        peak_device_bytes=_whole_number(value_at(whole, "peak_device_bytes")),
+        peak_device_bytes=value_at(whole, "peak_device_bytes"),
         computed=str(whole.get("path", "")),
         updated_at=_updated_at(run),
         notes=tuple(dict.fromkeys(notes)),
@@ -134,7 +135,7 @@ def read_published(file: Path) -> SeenRun:
         environment=_mapping(whole.get("environment")),
         data=_mapping(whole.get("data")),
         elapsed_s=value_at(whole, "elapsed_s"),
-        peak_device_bytes=_whole_number(value_at(whole, "peak_device_bytes")),
+        peak_device_bytes=value_at(whole, "peak_device_bytes"),
         computed=str(whole.get("path", "")),
         notes=(slimmed,) if whole.get("slimmed") else (),
     )
@@ -194,14 +195,6 @@ def _description(file: Path, notes: list[str]) -> Mapping[str, Any]:
 
 def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
-
-
-def _whole_number(value: float | None) -> int | None:
-    return None if value is None else int(value)
-
-
-def _first(recipe: Recipe) -> int:
-    return min(recipe.evaluation.every_epochs, recipe.length.epochs)
 
 
 def _updated_at(run: RunFolder) -> float | None:

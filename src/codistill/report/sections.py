@@ -15,9 +15,9 @@ from codistill.report.curves import ERROR
 from codistill.report.overview import Entry, Overview
 from codistill.report.read import SeenRun
 from codistill.runs.result import device_name
-from codistill.studies.analysis import training_differences
 from codistill.studies.costs import training_flops
-from codistill.studies.statistics import Interval, summarise
+from codistill.studies.published import study_command
+from codistill.studies.statistics import Interval, mean
 from codistill.studies.tables import Cell, Table
 
 TIME_UNITS = {"h": 3600, "min": 60, "s": 1}
@@ -106,7 +106,9 @@ def run_table(seen: Overview) -> Table:
     for entry in seen.entries:
         for seed, run in entry.runs.items():
             errors = [run.latest("test", f"{name}/final", "top1_error") for name in networks]
-            rows.append((entry.name, seed, state(run), epochs(run), *errors, spent(run), run.name))
+            epochs = f"{run.epochs_done} of {run.recipe.length.epochs}"
+            spent = None if run.elapsed_s is None else str(timedelta(seconds=round(run.elapsed_s)))
+            rows.append((entry.name, seed, state(run), epochs, *errors, spent, run.name))
     errors_of = tuple(f"{name}, error %" for name in networks)
     columns = ("row", "seed", "state", "epochs", *errors_of, "time", "run")
     return Table("Runs", columns, tuple(rows))
@@ -119,14 +121,6 @@ def state(run: SeenRun) -> str:
         return "not finished"
     updated_at = datetime.fromtimestamp(run.updated_at).astimezone()
     return f"not finished; last written {updated_at:%Y-%m-%d %H:%M:%S}"
-
-
-def epochs(run: SeenRun) -> str:
-    return f"{run.epochs_done} of {run.recipe.length.epochs}"
-
-
-def spent(run: SeenRun) -> str | None:
-    return None if run.elapsed_s is None else str(timedelta(seconds=round(run.elapsed_s)))
 
 
 def cost_blocks(seen: Overview) -> Iterator[Block]:
@@ -170,13 +164,14 @@ def cost_table(seen: Overview) -> Table:
     for entry in seen.entries:
         runs = list(entry.runs.values())
         finished = [run for run in runs if run.finished]
+        pace = mean([rate for run in runs if (rate := run.images_per_s)])
         memory = [run.peak_device_bytes / 2**30 for run in runs if run.peak_device_bytes]
         rows.append(
             (
                 entry.name,
                 len(finished),
-                _mean([run.elapsed_s / seconds for run in finished if run.elapsed_s]),
-                _whole(_mean([pace for run in runs if (pace := run.images_per_s)])),
+                mean([run.elapsed_s / seconds for run in finished if run.elapsed_s]),
+                None if pace is None else round(pace),
                 max(memory) if memory else "not measured",
                 ", ".join(dict.fromkeys(device_name(run.recipe, run.environment) for run in runs)),
                 ", ".join(dict.fromkeys(run.computed for run in runs if run.computed)) or None,
@@ -187,18 +182,11 @@ def cost_table(seen: Overview) -> Table:
     return Table("Time and memory", columns, tuple(rows), notes)
 
 
-def _mean(values: list[float]) -> float | None:
-    return summarise(values).mean if values else None
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else round(value)
-
-
 def repeat_blocks(seen: Overview) -> Iterator[Block]:
     """Yield the commands, the complete recipes, and the environments."""
     if seen.known and len(seen.entries) > 1 and min(seen.seeds) >= seen.study.first_seed:
-        yield Code("The whole study", _study_command(seen))
+        plain = next((entry for entry in seen.entries if entry.row.length_factor == 1), seen.entries[0])
+        yield Code("The whole study", study_command(seen.study, plain.row, plain.recipe, seen.seeds))
     yield Code("Each row, with its first seed", "\n".join(command(entry.recipe) for entry in seen.entries))
     if len(seen.entries) > 1:
         yield Grid(_differences(seen))
@@ -210,15 +198,6 @@ def repeat_blocks(seen: Overview) -> Iterator[Block]:
             *([Code("Original command", typed)] if typed else []),
         )
         yield Fold(f"recipe-{entry.index}", f"Recipe and environment: {entry.name}", blocks)
-
-
-def _study_command(seen: Overview) -> str:
-    """Return the study's command with the overrides common to its runs, taken from a row of normal length."""
-    study = seen.study
-    plain = next((entry for entry in seen.entries if entry.row.length_factor == 1), seen.entries[0])
-    changes = [as_change(line) for line in training_differences(plain.row.resolve(), plain.recipe)]
-    count = max(seen.seeds) - study.first_seed + 1
-    return shlex.join(["codistill", "study", study.name, *changes, "--seeds", str(count)])
 
 
 def command(recipe: Recipe) -> str:

@@ -15,6 +15,8 @@ from codistill.hardware import cores
 
 def describe() -> dict[str, Any]:
     """Versions, machine, commit and command line; None for facts that cannot be determined."""
+    import torch
+
     facts: dict[str, Callable[[], object]] = {
         "codistill": lambda: version("codistill"),
         "python": platform.python_version,
@@ -23,10 +25,10 @@ def describe() -> dict[str, Any]:
         "platform": platform.platform,
         "cpu": _cpu_name,
         "cores": cores,
-        "threads": _threads,
-        "accelerators": _accelerators,
-        "cuda": _cuda,
-        "cudnn": _cudnn,
+        "threads": torch.get_num_threads,
+        "accelerators": lambda: _accelerators(torch),
+        "cuda": lambda: torch.version.cuda,
+        "cudnn": lambda: _cudnn(torch),
         "commit": _commit,
         "dirty": _dirty,
         "command": _command,
@@ -50,30 +52,13 @@ def _cpu_name() -> str:
     return names[1] if names else platform.processor() or platform.machine()
 
 
-def _threads() -> int:
-    import torch
-
-    return torch.get_num_threads()
-
-
-def _accelerators() -> list[str]:
-    import torch
-
+def _accelerators(torch: Any) -> list[str]:
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return names + (["Apple MPS"] if torch.backends.mps.is_available() else [])
 
 
-def _cuda() -> str | None:
-    import torch
-
-    return torch.version.cuda
-
-
-def _cudnn() -> int | None:
-    import torch
-
-    cudnn: Any = torch.backends.cudnn  # untyped
-    return int(cudnn.version()) if cudnn.is_available() else None
+def _cudnn(torch: Any) -> int | None:
+    return int(torch.backends.cudnn.version()) if torch.backends.cudnn.is_available() else None
 
 
 def _commit(source: Path = Path(__file__)) -> str:

@@ -18,11 +18,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from codistill.errors import RunError
 
 TEMPORARY = ".tmp-"  # the prefix of files and folders that are unfinished or being removed
+LOCK_FILE = "lock"
 MARGIN_BYTES = 16 * 2**20  # left free beside a checkpoint, so that the journal and the result still fit
 
 _GONE = "it does not exist, or no longer; choose a folder that exists and run the same command again"
@@ -178,47 +179,36 @@ def read_json(path: Path, max_bytes: int = 2**20, *, follow_links: bool = False)
         raise RunError(f"{path} is not readable as JSON: {error}") from error
 
 
-class RunLock:
-    """One writer per run: ``with RunLock(folder):``. The kernel releases the lock when the process ends in any way.
+@contextmanager
+def lock_run(folder: Path) -> Iterator[None]:
+    """One writer per run: ``with lock_run(folder):``. The kernel releases the lock when the process ends in any way.
 
     The lock file stays: removing it would let two processes lock two files of the same name.
     """
+    with explained(folder, "lock the run"):
+        descriptor = open_regular(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT)
+    _held.add(descriptor)
+    try:
+        with explained(folder, "lock the run"):
+            _lock(descriptor, folder)
+        yield
+    finally:
+        if descriptor in _held:  # it is not in a forked process
+            _held.remove(descriptor)
+            os.close(descriptor)
 
-    FILE = "lock"
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._descriptor: int | None = None
-
-    def __enter__(self) -> Self:
-        with explained(self.folder, "lock the run"):
-            descriptor = open_regular(self.folder / self.FILE, os.O_RDWR | os.O_CREAT)
-            try:
-                self._lock(descriptor)
-            except BaseException:
-                os.close(descriptor)
-                raise
-        self._descriptor = descriptor
-        _held.add(descriptor)
-        return self
-
-    def _lock(self, descriptor: int) -> None:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
-            raise RunError(
-                f"{self.folder}: another process (pid {holder}) is writing this run; "
-                "let it finish or stop it, or choose another folder with --out"
-            ) from error
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-
-    def __exit__(self, *error: object) -> None:
-        if self._descriptor in _held:
-            _held.remove(self._descriptor)
-            os.close(self._descriptor)
-        self._descriptor = None
+def _lock(descriptor: int, folder: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+        raise RunError(
+            f"{folder}: another process (pid {holder}) is writing this run; "
+            "let it finish or stop it, or choose another folder with --out"
+        ) from error
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
 
 
 _held: set[int] = set()

@@ -3,67 +3,38 @@
 import os
 import shlex
 import stat
-from dataclasses import dataclass
 from pathlib import Path
 
 from codistill.errors import RunError
 from codistill.recipes import parse
 from codistill.recipes.changes import WHERE_AND_HOW, difference, is_below, key_of
 from codistill.recipes.schema import Recipe
-from codistill.runs.files import TEMPORARY, RunLock, read_json, refuse_unless
+from codistill.runs.files import LOCK_FILE, TEMPORARY, read_json, refuse_unless
 
 MAX_BYTES = 256 * 2**20  # of result.json and data.json, which names every image that was skipped
 
 
-@dataclass(frozen=True)
 class RunFolder:
-    path: Path
+    """A run's folder: the paths of its files, whether they exist or not."""
 
-    @property
-    def recipe(self) -> Path:
-        return self.path / "recipe.yaml"
-
-    @property
-    def environment(self) -> Path:
-        return self.path / "environment.json"
-
-    @property
-    def data(self) -> Path:
-        return self.path / "data.json"
-
-    @property
-    def journal(self) -> Path:
-        return self.path / "journal.jsonl"
-
-    @property
-    def timing(self) -> Path:
-        return self.path / "timing.jsonl"
-
-    @property
-    def log(self) -> Path:
-        return self.path / "train.log"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def best(self) -> Path:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.recipe = path / "recipe.yaml"
+        self.environment = path / "environment.json"
+        self.data = path / "data.json"
+        self.journal = path / "journal.jsonl"
+        self.timing = path / "timing.jsonl"
+        self.log = path / "train.log"
+        self.checkpoints = path / "checkpoints"
+        self.best = path / "best"
         """The checkpoint with the lowest validation error, if the recipe asks for it."""
-        return self.path / "best"
-
-    @property
-    def result(self) -> Path:
+        self.result = path / "result.json"
         """Written last: where it exists, the run is finished."""
-        return self.path / "result.json"
+        self.places = path, path / "weights", self.checkpoints, self.best
+        """The folders in which a process that died may have left unfinished files."""
 
     def weights(self, network: str) -> Path:
         return self.path / "weights" / f"{network}.safetensors"
-
-    @property
-    def places(self) -> tuple[Path, ...]:
-        """The folders in which a process that died may have left unfinished files."""
-        return self.path, self.path / "weights", self.checkpoints, self.best
 
     def refuse_irregular(self) -> None:
         """Raise RunError if one of the run's files is not a regular file, or one of its folders is a link.
@@ -72,7 +43,7 @@ class RunFolder:
         run's folder itself may be a link, as ``runs/latest`` is: the user has typed its name.
         """
         described = self.recipe, self.environment, self.data, self.result
-        for file in (*described, self.journal, self.timing, self.log, self.path / RunLock.FILE):
+        for file in (*described, self.journal, self.timing, self.log, self.path / LOCK_FILE):
             refuse_unless(stat.S_IFREG, file)
         _, *own = self.places
         for folder in (*own, *(self.path / tracker for tracker in ("tensorboard", "wandb"))):
@@ -133,7 +104,7 @@ class RunFolder:
         if not self.path.exists() or self.recipe.exists():
             return
         names = [path.name for path in self.path.iterdir()]
-        if any(name != RunLock.FILE and not name.startswith(TEMPORARY) for name in names):
+        if any(name != LOCK_FILE and not name.startswith(TEMPORARY) for name in names):
             raise RunError(f"{self.path} contains files that are not a run's; choose another --out")
 
     def not_a_run(self) -> RunError:

@@ -13,7 +13,7 @@ from codistill.runs.result import Result
 from codistill.studies import curves
 from codistill.studies.costs import share_of_images, training_flops
 from codistill.studies.plan import run_name
-from codistill.studies.statistics import Difference, Interval, paired_difference, summarise
+from codistill.studies.statistics import Difference, mean, paired_difference, summarise
 from codistill.studies.study import Results, Study, StudyRow, slug
 from codistill.studies.tables import Cell, Table
 
@@ -129,10 +129,10 @@ def _columns(study: Study, found: Results, best_epoch: bool) -> Iterator[Column]
         if best_epoch:
             yield f"{network}, best epoch", partial(_ours, found, network, "best_epoch")
     if study.shows_cost:
-        yield "hours a run", lambda row: _mean([run.elapsed_s / 3600 for run in found[row.key].values()])
+        yield "hours a run", lambda row: mean([run.elapsed_s / 3600 for run in found[row.key].values()])
         yield (
             "PFLOP a run",
-            lambda row: _mean([(training_flops(run.recipe) or 0) / 1e15 for run in found[row.key].values()]),
+            lambda row: mean([(training_flops(run.recipe) or 0) / 1e15 for run in found[row.key].values()]),
         )
 
 
@@ -149,14 +149,6 @@ def _paper(found: Results, network: str, metric: str, row: StudyRow) -> Cell:
     return None if any(is_below(key, INCOMPARABLE) for key in changed) else row.paper.get((network, metric))
 
 
-def _mean(values: list[float]) -> float | None:
-    return summarise(values).mean if values else None
-
-
-def _group_column(study: Study) -> list[str]:
-    return ["networks"] if len(study.groups) > 1 else []
-
-
 def _differences(study: Study, found: Results) -> Table:
     """Differences paired by seed: of the mean over the networks that both rows have, then of each network."""
     scale = _least_scale(study, found)
@@ -167,7 +159,8 @@ def _differences(study: Study, found: Results) -> Table:
             if ours in by_label and theirs in by_label:
                 title = [group, f"{ours} − {theirs}"] if len(study.groups) > 1 else [f"{ours} − {theirs}"]
                 rows += [(*title, *cells) for cells in _contrast(by_label[ours], by_label[theirs], found, scale)]
-    columns = (*_group_column(study), "difference", "of", "n", "points", "95 % interval", "ahead in", "verdict")
+    group_column = ["networks"] if len(study.groups) > 1 else []
+    columns = (*group_column, "difference", "of", "n", "points", "95 % interval", "ahead in", "verdict")
     notes = [
         "Differences of top-1 error in percentage points, paired by seed; below 0 the first is better. Intervals are "
         "Student's t, each by itself. A verdict needs an interval that does not contain 0.",
@@ -194,7 +187,7 @@ def _contrast(ours: StudyRow, theirs: StudyRow, found: Results, scale: float | N
             yield (what, 0, None, None, None, "missing")
         else:
             ahead = f"{difference.ahead} of {difference.n}"
-            yield (what, difference.n, difference.mean, _interval(difference), ahead, _verdict(difference, scale))
+            yield (what, difference.n, difference.mean, difference.interval, ahead, _verdict(difference, scale))
 
 
 def shared_networks(ours: Recipe, theirs: Recipe) -> list[str]:
@@ -202,15 +195,10 @@ def shared_networks(ours: Recipe, theirs: Recipe) -> list[str]:
     return [name for name in ours.graph.learning_networks if name in theirs.graph.learning_networks]
 
 
-def _interval(difference: Difference) -> Interval | None:
-    low, high = difference.low, difference.high
-    return None if low is None or high is None else Interval(low, high)
-
-
 def _verdict(difference: Difference, scale: float | None) -> str:
     if scale is not None and scale < CONCLUSIVE_SCALE:
         return "inconclusive"
-    if difference.low is None:
+    if difference.interval is None:
         return "one pair: none"
     if not difference.is_decided:
         return "not decided"

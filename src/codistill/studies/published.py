@@ -12,7 +12,7 @@ from codistill.runs.files import read_json, to_json, write_atomically
 from codistill.runs.folder import MAX_BYTES, RunFolder
 from codistill.runs.result import Result, read_result, read_result_content
 from codistill.studies import catalogue
-from codistill.studies.analysis import build_tables, deviations, training_differences
+from codistill.studies.analysis import build_tables, training_differences
 from codistill.studies.plan import run_name, start_names
 from codistill.studies.study import Results, Study, StudyRow, slug
 
@@ -105,16 +105,21 @@ def rebuild_tables(results_folder: Path) -> list[Path]:
             rows = tuple(row for row in study.rows if row.group in {r.group for r in study.rows if found.get(r.key)})
             seeds = sorted({seed for by_seed in found.values() for seed in by_seed})
             shown = study.with_rows(rows)
-            made = build_tables(shown, found, seeds, command=_command(shown, found, seeds, whole=rows == study.rows))
+            groups = () if rows == study.rows else shown.groups
+            first = min((row for row in rows if found.get(row.key)), key=lambda row: row.length_factor)
+            recipe = next(iter(found[first.key].values())).recipe
+            made = build_tables(shown, found, seeds, command=study_command(study, first, recipe, seeds, groups))
             written += made.write(found, results_folder / "tables")
     return written
 
 
-def _command(study: Study, found: Results, seeds: Sequence[int], *, whole: bool) -> str:
-    """The command that trains runs like these, with the overrides of a row whose length the study does not set."""
-    row = min((row for row in study.rows if found.get(row.key)), key=lambda row: row.length_factor)
-    changes = [as_change(line) for line in deviations(row, next(iter(found[row.key].values())))]
-    rows = [] if whole else ["--rows", ",".join(map(slug, study.groups))]
+def study_command(study: Study, row: StudyRow, recipe: Recipe, seeds: Sequence[int], groups: Sequence[str] = ()) -> str:
+    """The command that trains a study, or groups of it, with the overrides by which ``recipe`` differs from its row.
+
+    Take a row without a length of its own: its factor would become an override of all rows.
+    """
+    changes = [as_change(line) for line in training_differences(row.resolve(), recipe)]
+    rows = ["--rows", ",".join(map(slug, groups))] if groups else []
     count = max(seeds) - study.first_seed + 1
     return shlex.join(["codistill", "study", study.name, *changes, "--seeds", str(count), *rows])
 

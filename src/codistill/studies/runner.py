@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Protocol, Self
 
 from codistill.engine.signals import handled
@@ -94,11 +93,11 @@ def run_all(
     waiting = [run for run in runs if not run.is_finished]
     children: list[_Child] = []
     outcome = Outcome()
-    requests = _StopRequests()
+    signals: list[int] = []  # only counted, so that a signal never interrupts the start or the end of a child
     try:
-        with handled(requests), display:
+        with handled(lambda number, frame: signals.append(number)), display:
             while children or (waiting and not outcome.is_interrupted):
-                if requests.count > outcome.is_interrupted:
+                if len(signals) > outcome.is_interrupted:
                     _stop(children, display, at_once=outcome.is_interrupted)
                     outcome.is_interrupted = True
                 _drop_blocked(waiting, outcome)
@@ -197,12 +196,3 @@ def _terminate(children: Sequence[_Child]) -> None:
         child.process.terminate()
     for child in children:
         child.process.wait()
-
-
-class _StopRequests:
-    """A signal handler that only counts, so that it never interrupts the start or the end of a child."""
-
-    count = 0
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        self.count += 1

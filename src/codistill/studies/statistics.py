@@ -33,6 +33,11 @@ def summarise(values: Iterable[float]) -> Summary:
     return Summary(len(numbers), mean, math.sqrt(variance))
 
 
+def mean(values: list[float]) -> float | None:
+    """The mean; None without values."""
+    return summarise(values).mean if values else None
+
+
 @dataclass(frozen=True)
 class Interval:
     low: float
@@ -44,24 +49,22 @@ class Interval:
 
 @dataclass(frozen=True)
 class Difference:
-    """One method's error minus another's over the seeds that both have: below 0, the first is better.
-
-    ``low`` and ``high`` bound the mean difference with 95 % confidence (Student's t); one pair has no bounds.
-    """
+    """One method's error minus another's over the seeds that both have: below 0, the first is better."""
 
     n: int
     mean: float
-    low: float | None
-    high: float | None
+    interval: Interval | None
+    """Contains the mean difference with 95 % confidence (Student's t); one pair has none."""
     ahead: int
     """The number of pairs in which the first had the smaller error."""
 
     @property
     def is_decided(self) -> bool:
         """Whether the interval excludes 0. Equal differences decide nothing: errors are counts, which often tie."""
-        if self.low is None or self.high is None:
+        if self.interval is None:
             return False
-        return self.high - self.low > ROUNDING and self.low * self.high > 0
+        low, high = self.interval.low, self.interval.high
+        return high - low > ROUNDING and low * high > 0
 
 
 def paired_difference(errors: Mapping[int, float], against: Mapping[int, float]) -> Difference | None:
@@ -72,10 +75,10 @@ def paired_difference(errors: Mapping[int, float], against: Mapping[int, float])
     ahead = sum(difference < 0 for difference in differences)
     summary = summarise(differences)
     if summary.std is None:
-        return Difference(1, summary.mean, None, None, ahead)
+        return Difference(1, summary.mean, None, ahead)
     n = len(differences)
     margin = t_quantile((1 + CONFIDENCE) / 2, n - 1) * summary.std / math.sqrt(n)
-    return Difference(n, summary.mean, summary.mean - margin, summary.mean + margin, ahead)
+    return Difference(n, summary.mean, Interval(summary.mean - margin, summary.mean + margin), ahead)
 
 
 def t_cdf(t: float, degrees: int) -> float:
