@@ -1,10 +1,10 @@
-"""Fills the marked blocks of README, docs and results with numbers that come from JSON.
+"""Fills the marked blocks of README, docs and results: numbers from JSON, keys from the schema, promises from tests.
 
     python tools/fill_docs.py            # write; `git diff` shows what changed
     python tools/fill_docs.py --check    # exit code 1 and the names of pages that are out of date
 
 In a page, everything between ``<!-- block: NAME -->`` and ``<!-- end -->`` is the template ``tools/blocks/NAME.md``
-(Jinja), rendered with the functions of ``Published`` below. Edit the template, not the page.
+(Jinja), rendered with ``Published`` below, ``recipe_keys.py`` and ``promises.py``. Edit the template, not the page.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from statistics import mean
 from typing import Any
 
 import jinja2
+from promises import promises
 from recipe_keys import sections
 
 ROOT = Path(__file__).parents[1]
@@ -143,9 +144,8 @@ def render(name: str) -> str:
         loader=loader, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False
     )
     environment.filters |= {"signed": signed, "clock": clock, "digits": lambda x, n: f"{x:.{n}f}"}
-    return (
-        environment.get_template(f"{name}.md").render(published=Published(), recipe_keys=sections()).strip("\n") + "\n"
-    )
+    template = environment.get_template(f"{name}.md")
+    return template.render(published=Published(), recipe_keys=sections(), promises=promises()).strip("\n") + "\n"
 
 
 def filled(page: str) -> str:

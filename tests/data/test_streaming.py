@@ -74,6 +74,11 @@ def test_stopped_in_an_epoch_or_at_its_end_and_continued(
     assert what_remains(recipe, tmp_path / "run") == resident
 
 
+@pytest.mark.promise(
+    "data-workers",
+    "A data-loading process that is killed or hangs is replaced, and its request repeated; same final weights.",
+    repeated="both, both processes",
+)
 @pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_worker_that_dies_or_hangs_is_replaced_and_nothing_changes(
     fate: signal.Signals, photos: Path, resident: dict[str, bytes], tmp_path: Path

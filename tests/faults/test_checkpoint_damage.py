@@ -71,6 +71,12 @@ def stale_manifest(path: Path, chance: random.Random) -> None:
 KINDS = [flip, truncate, append, zero_page, swap_within, swap_between, swap_checkpoints, stale_manifest]
 
 
+@pytest.mark.promise(
+    "damage",
+    "Damage at rest (flipped bit, truncated, appended, zeroed page, files swapped, stale manifest) is "
+    "detected and named, and the checkpoint before is used.",
+    repeated="{DAMAGES} damaged checkpoints, all detected",
+)
 def test_every_damage_is_noticed_and_the_one_before_is_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, counted: Counted
 ) -> None:

@@ -89,6 +89,12 @@ SAVING = 10  # mkdir, three writes and their fsyncs, fsync of the folder, rename
 REMOVING = 4  # three files and their folder
 
 
+@pytest.mark.promise(
+    "fault-in-a-save",
+    "A fault before, in the middle of or after every write, fsync, rename and removal of a save leaves "
+    "the newest checkpoint or the one before; the disk full and read-only too.",
+    repeated="684 points, {FAULT_ROUNDS} times each",
+)
 @pytest.mark.parametrize("situation", SITUATIONS)
 @pytest.mark.parametrize("error", [None, errno.ENOSPC, errno.EROFS], ids=["death", "disk full", "read-only"])
 @pytest.mark.parametrize("when", ["before", "half", "after"])
@@ -214,6 +220,11 @@ print(promised, leftovers)
 """
 
 
+@pytest.mark.promise(
+    "saved-is-saved",
+    "A checkpoint whose `save` has returned exists, whenever the process is killed afterwards.",
+    repeated="{KILLED_SAVES} SIGKILLs of a process that saves without pause",
+)
 def test_killed_at_any_instant_what_save_returned_for_is_there(tmp_path: Path, counted: Counted) -> None:
     (tmp_path / "checkpoints").mkdir()
     here = Path(__file__).parents[1]
@@ -244,6 +255,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
+@pytest.mark.promise(
+    "disk",
+    "A full disk, a read-only one, a folder that vanished: a clear message, the previous state intact, "
+    "nothing partial left.",
+    repeated="a real disk full at 21 sizes",
+)
 def test_a_full_disk_keeps_what_was_saved(small_disk: Path, monkeypatch: pytest.MonkeyPatch, counted: Counted) -> None:
     monkeypatch.setattr(checkpoint, "require_space", lambda *_: None)
     store = filled(small_disk, 1)
@@ -270,6 +287,7 @@ def test_a_disk_too_small_is_noticed_before_anything_is_written(small_disk: Path
     assert listed(small_disk) == []
 
 
+@pytest.mark.promise("disk")
 def test_a_read_only_disk_keeps_what_was_saved(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "require_space", lambda *_: None)
     store = filled(small_disk, 1)
@@ -288,6 +306,7 @@ def test_space_is_checked_before_anything_is_written(tmp_path: Path, monkeypatch
     assert_is(store.newest(), 1)
 
 
+@pytest.mark.promise("disk")
 def test_a_run_folder_that_vanished_is_not_made_anew(tmp_path: Path) -> None:
     store = Store(tmp_path / "run" / "checkpoints")
     with pytest.raises(RunError, match=f"{tmp_path}/run/checkpoints: cannot save .*does not exist"):

@@ -174,6 +174,13 @@ HOSTILE = {
 }
 
 
+@pytest.mark.promise(
+    "hostile-files",
+    "Hostile files are refused with a message: nothing is executed or written, and less than 300 MiB of "
+    "memory is used. Pickles, tars, terabyte headers, YAML bombs, image bombs. The tests of each reader "
+    "have more of them.",
+    repeated="{HOSTILE} files through the command line",
+)
 @pytest.mark.parametrize("case", HOSTILE)
 def test_hostile_files_are_refused(case: str, tmp_path: Path, counted: Counted) -> None:
     desk, marker = tmp_path / "desk", tmp_path / "marker"

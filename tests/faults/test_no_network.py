@@ -42,6 +42,11 @@ for arguments in json.loads(sys.argv[1]):
 """
 
 
+@pytest.mark.promise(
+    "no-network",
+    "Nothing needs a network, and nothing is reported anywhere.",
+    repeated="6 commands without a network interface",
+)
 def test_training_and_all_that_follows(cut_off: list[str], tmp_path: Path, counted: Counted) -> None:
     commands = [
         ["train", "quickstart", *SMALL, "--out", "run"],

@@ -20,6 +20,11 @@ VALUES = (math.nan, math.inf, -math.inf)
 NAMES = ("a", "b")
 
 
+@pytest.mark.promise(
+    "finite",
+    "A network that is not finite does not harm its peers; see below.",
+    repeated="{INJECTIONS} injections with SGD and a quarter of that with AdamW, bit for bit",
+)
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_a_hundred_injections(optimizer: str, counted: Counted) -> None:
     """The truth for a network's peers is a recipe in which its edges weigh nothing, or the clean run."""

@@ -59,6 +59,7 @@ def test_weights_that_are_not_finite_go_back_to_the_last_save(
         )
 
 
+@pytest.mark.promise("finite")
 def test_no_checkpoint_holds_nan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The weights become NaN between the step and its save, which checks them first."""
     train(tiny_recipe(checkpoints={"every_s": 0, "keep": 99}), tmp_path / "run", monkeypatch, non_finite_at=3)

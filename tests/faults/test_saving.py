@@ -28,6 +28,11 @@ class SlowStore(Store):
         return super().write(step, taken, state)
 
 
+@pytest.mark.promise(
+    "background-save",
+    "A save holds up the training only while its state is copied; the copy cannot change while it is written.",
+    repeated="see below",
+)
 def test_training_goes_on_while_it_is_written_and_cannot_change_it(tmp_path: Path) -> None:
     store, saver = SlowStore(tmp_path), Saver()
     tensors, state = content(1)
@@ -95,6 +100,7 @@ def test_a_failed_save_is_reported_at_the_next_one(tmp_path: Path) -> None:
     saver.close()
 
 
+@pytest.mark.promise("disk")
 def test_a_run_whose_folder_vanishes_ends_with_a_clear_word(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"run/checkpoints: cannot save .*does not exist"):
         for _ in trainer.train(tiny_recipe(), tmp_path / "run", stop=lambda: not remove(tmp_path / "run")):

@@ -24,6 +24,11 @@ def run_with_clock_going_back(out: Path) -> None:
     train(tiny_recipe(), out)
 
 
+@pytest.mark.promise(
+    "clock",
+    "A clock that is set back changes nothing.",
+    repeated="once",
+)
 def test_a_clock_that_is_set_back_changes_nothing(tmp_path: Path) -> None:
     assert in_new_process(run_with_clock_going_back, tmp_path / "backwards") == 0
     assert in_new_process(train, tiny_recipe(), tmp_path / "forwards") == 0
@@ -39,6 +44,11 @@ def test_the_newest_checkpoint_is_so_by_its_step_and_not_by_the_clock(tmp_path: 
     assert_is(store.newest(), 2)
 
 
+@pytest.mark.promise(
+    "one-writer",
+    "A second process on the same run gets the pid of the first, and touches nothing.",
+    repeated="once",
+)
 def test_two_processes_on_one_run(tmp_path: Path) -> None:
     """The second is refused with the first's process ID and touches nothing; the first ends undisturbed."""
     out = tmp_path / "run"

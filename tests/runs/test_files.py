@@ -181,6 +181,7 @@ def irregular(folder: Path) -> Any:
 READ, APPEND, WRITE = os.O_RDONLY, os.O_WRONLY | os.O_CREAT | os.O_APPEND, os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 
 
+@pytest.mark.promise("hostile-folder")
 @pytest.mark.parametrize("flags", [READ, APPEND, WRITE])
 def test_only_regular_files_are_opened(tmp_path: Path, flags: Any) -> None:
     for name, kind in irregular(tmp_path).items():
