@@ -28,7 +28,7 @@ ALLOWED = {
     "export/formats.py": {"torch.export.load"},  # of what this process has just written, to check it
     "data/download.py": {"pooch"},  # `codistill data NAME --download`, and nothing else, downloads
     "report/server.py": {"http", "urllib"},  # `codistill watch` serves its page to this machine alone
-    "cli/watch.py": {"webbrowser"},  # `codistill watch --browser` shows it
+    "cli/results.py": {"webbrowser"},  # `codistill watch --browser` shows it
     "distributed/launch.py": {"socket"},  # `codistill train --nproc`: processes that meet on the loopback interface
 }
 BUILTINS = {"eval", "exec", "compile", "__import__"}

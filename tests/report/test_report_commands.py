@@ -135,7 +135,7 @@ def test_compare_says_which_runs_do_not_count(tmp_path: Path) -> None:
 
 def test_watch_in_a_terminal_and_as_json(tmp_path: Path) -> None:
     folder = made_up_run(tmp_path / "run", quick(), epochs=2)
-    assert "2/12" in call("watch", folder, "--terminal").stdout
+    assert "2 of 12" in call("watch", folder, "--terminal").stdout
     assert json.loads(call("watch", folder, "--json").stdout)["runs"][0]["epoch"] == 2
 
 

@@ -346,14 +346,14 @@ def watch(
     as_json: Annotated[bool, typer.Option("--json", help="Print the progress of the runs once, as JSON.")] = False,
 ) -> None:
     """Follow runs during training, in a browser or in the terminal."""
-    from codistill.cli import watch
+    from codistill.cli import results
 
     if as_json:
-        watch.print_state(runs)
+        results.print_state(runs)
     elif terminal:
-        watch.watch_in_terminal(runs)
+        results.watch_in_terminal(runs)
     else:
-        watch.watch(runs, port, browser=browser)
+        results.watch(runs, port, browser=browser)
 
 
 @command()

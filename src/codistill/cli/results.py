@@ -1,10 +1,16 @@
-"""``codistill evaluate``, ``export``, ``predict``, ``report`` and ``compare``: what to do with the results of runs."""
+"""What to do with runs: ``codistill evaluate``, ``export``, ``predict``, ``report``, ``compare`` and ``watch``."""
 
+import time
+import webbrowser
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
 from codistill.cli.terminal import console, network_table, two_columns
 from codistill.cli.train import memory_explained
@@ -14,8 +20,10 @@ from codistill.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from codistill.report.overview import Overview
+    from codistill.report.read import SeenRun
     from codistill.studies.analysis import StudyTables
 
+WATCH_EVERY_S = 2.0
 ON_CPU = "free it from other programs, or set CUDA_VISIBLE_DEVICES= to evaluate on the CPU"
 
 
@@ -148,3 +156,96 @@ FORMATS: dict[str, Callable[["Overview", "StudyTables", Path], Mapping[Path, str
     ".tex": lambda seen, made, out: {out: made.to_latex()},
     ".json": lambda seen, made, out: {out: to_json(made.to_json(), indent=2) + "\n"},
 }
+
+
+def watch(paths: Sequence[Path], port: int, *, browser: bool) -> None:
+    """Serve the page until Ctrl-C."""
+    from codistill.report.server import RunWatcher, serve
+
+    news = RunWatcher(paths)
+    news.page()  # reports wrong paths now, not in the browser
+
+    def ready(address: str) -> None:
+        typer.echo(f"{address}  (this machine only; Ctrl-C stops the server, not the training)")
+        if browser:
+            webbrowser.open(address)
+
+    typer.echo(f"Watching took {serve(news, port, ready):.2f} CPU seconds.")
+
+
+def watch_in_terminal(paths: Sequence[Path]) -> None:
+    """Update a table until all runs are finished; print it once if the output is not a terminal."""
+    from codistill.report.server import RunWatcher
+
+    screen = console()
+    follow(RunWatcher(paths).look, screen, once=not screen.is_terminal)
+
+
+def print_state(paths: Sequence[Path]) -> None:
+    from codistill.report.server import RunWatcher
+
+    typer.echo(to_json(progress_to_dict(RunWatcher(paths).look()), indent=2))
+
+
+def follow(look: Callable[[], "Overview"], console: Console, *, once: bool, every_s: float = WATCH_EVERY_S) -> None:
+    """Show the runs until all are finished or Ctrl-C; ``once`` shows them and returns."""
+    seen = look()
+    if once or all(run.finished for run in seen.runs):
+        console.print(progress_table(seen))
+        return
+    with Live(progress_table(seen), console=console, auto_refresh=False) as shown:
+        try:
+            while not all(run.finished for run in seen.runs):
+                time.sleep(every_s)
+                seen = look()
+                shown.update(progress_table(seen), refresh=True)
+        except KeyboardInterrupt:
+            pass
+
+
+def progress_table(seen: "Overview") -> Table:
+    """Return the page's table of runs: their progress, and the errors at their latest evaluation."""
+    from codistill.report.sections import run_table
+
+    shown = run_table(seen).to_rich()
+    shown.title, shown.title_justify = Text(seen.study.title if len(seen.runs) > 1 else seen.runs[0].name), "left"
+    return shown
+
+
+def remaining_s(run: "SeenRun") -> float | None:
+    if run.finished:
+        return 0.0
+    if not (run.epochs_done and run.elapsed_s):
+        return None
+    return run.elapsed_s / run.epochs_done * (run.recipe.length.epochs - run.epochs_done)
+
+
+def progress_to_dict(seen: "Overview") -> dict[str, Any]:
+    """Return the progress of the runs for ``--json``."""
+    return {
+        "study": seen.study.name if seen.known else None,
+        "runs": [
+            {
+                "run": str(run.path),
+                "row": entry.name,
+                "seed": seed,
+                "finished": run.finished,
+                "epoch": run.epochs_done,
+                "epochs": run.recipe.length.epochs,
+                "elapsed_s": run.elapsed_s,
+                "remaining_s": remaining_s(run),
+                "networks": _latest(run, "test"),
+                "validation": _latest(run, "validation"),
+                "notes": list(run.notes),
+            }
+            for entry in seen.entries
+            for seed, run in entry.runs.items()
+        ],
+        "left_out": list(seen.left_out),
+    }
+
+
+def _latest(run: "SeenRun", split: str) -> dict[str, Any]:
+    """Return the metrics of every network at the latest evaluation; empty if the run does not have the split."""
+    measured = run.records[-1].get(split, {}) if run.records else {}
+    return {name: measured.get(f"{name}/final") for name in run.recipe.networks} if measured else {}
