@@ -1,5 +1,8 @@
 """The layers that all families share: what they compute, and which networks need no compiler on a GPU."""
 
+import copy
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +11,7 @@ from torch.nn import functional as F
 import zoo
 from codistill import Cohort
 from codistill.engine.fast.sections import runs_own_kernels
+from codistill.networks import layers
 from codistill.networks.densenet import DenseLayer, DenseStage, transition
 from codistill.networks.families import architecture
 from codistill.networks.layers import AvgPool2x2, Conv2d, NormAct, conv_norm_relu, has_fused_kernels
@@ -49,12 +53,13 @@ def test_channels_that_need_padding_are_left_to_a_compiler_but_in_a_dense_stage(
 
 
 def test_a_dense_stage_is_its_layers_one_after_the_other() -> None:
-    layers = DenseLayer(8, 4), nn.Sequential(transition(12), DenseLayer(12, 4)), DenseLayer(16, 6)
+    parts = DenseLayer(8, 4), nn.Sequential(transition(12), DenseLayer(12, 4)), DenseLayer(16, 6)
     x = torch.randn(2, 8, 6, 6)
     expected = x
-    for layer in layers:
-        expected = layer(expected)
-    assert torch.equal(DenseStage(*layers)(x), expected)
+    for part in parts:
+        expected = part(expected)
+    assert torch.equal(DenseStage(*parts)(x), expected)
+    assert torch.equal(copy.deepcopy(DenseStage(*parts))(x), expected)
     assert expected.shape == (2, 22, 3, 3)
 
 
@@ -80,6 +85,12 @@ def test_statistics_reach_the_norm_behind_a_convolution(
     with torch.no_grad():
         architecture(network).backbone(10)(torch.randn(2, 3, 8, 8))
     assert sum(given) == in_a_norm
+
+
+def test_no_other_file_of_the_networks_imports_kernels() -> None:
+    files = list(Path(layers.__file__).parent.rglob("*.py"))
+    assert len(files) > 10
+    assert [file.name for file in files if "codistill.ops" in file.read_text()] == ["layers.py"]
 
 
 def test_third_party_layers_are_left_to_a_compiler() -> None:
