@@ -37,24 +37,23 @@ def whole_float32(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Counts launches of the small convolution, with statistics or without, and of the kernel for statistics alone."""
-    from codistill.ops import conv_small as convolving
-    from codistill.ops import norm as normalising  # need Triton
+    from codistill.ops import conv_small, norm  # need Triton
 
     counts = {"convolutions": 0, "with statistics": 0, "statistics alone": 0}
-    convolved, moments_of = convolving.convolved, normalising.moments_of
+    launch_conv3x3, compute_stats = conv_small.launch_conv3x3, norm.compute_stats
 
-    def counted_convolved(*args: object, **options: object) -> tuple[Tensor, Tensor | None]:
-        found = convolved(*args, **options)
+    def counted_conv3x3(*args: object, **options: object) -> tuple[Tensor, Tensor | None]:
+        found = launch_conv3x3(*args, **options)
         counts["convolutions"] += 1
         counts["with statistics"] += found[1] is not None
         return found
 
-    def counted_moments(*args: object, **options: object) -> Tensor:
+    def counted_stats(*args: object, **options: object) -> Tensor:
         counts["statistics alone"] += 1
-        return moments_of(*args, **options)
+        return compute_stats(*args, **options)
 
-    monkeypatch.setattr(convolving, "convolved", counted_convolved)
-    monkeypatch.setattr(normalising, "moments_of", counted_moments)
+    monkeypatch.setattr(conv_small, "launch_conv3x3", counted_conv3x3)
+    monkeypatch.setattr(norm, "compute_stats", counted_stats)
     return counts
 
 

@@ -31,7 +31,7 @@ def whole_float32(monkeypatch: pytest.MonkeyPatch) -> None:
 def convolutions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     from codistill.ops import dense as dense_kernels  # needs Triton
 
-    monkeypatch.setattr(dense_kernels, "FEW_CHANNELS", 16 if request.param == "our convolutions" else 0)
+    monkeypatch.setattr(dense_kernels, "NARROW_CHANNELS", 16 if request.param == "our convolutions" else 0)
 
 
 def a_stage() -> DenseStage:

@@ -137,7 +137,7 @@ def test_rounding_is_the_only_difference(shape: tuple[int, ...], monkeypatch: py
     """With products in float32 it is the convolution to float32's digits."""
     from codistill.ops import conv_winograd as winograd  # needs Triton
 
-    monkeypatch.setattr(winograd, "PRECISION", torch.float32)
+    monkeypatch.setattr(winograd, "DTYPE", torch.float32)
     images, channels, out_channels, *sides = shape
     conv = a_convolution(channels, out_channels).float()
     x, towards = a_map(images, channels, *sides).float(), a_map(images, out_channels, *sides).float()
@@ -312,7 +312,12 @@ def test_a_training_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest
 
     launched = []
     launch = winograd.launch
-    monkeypatch.setattr(winograd, "launch", lambda kernel, *args: launched.append(kernel) or launch(kernel, *args))
+
+    def launch_and_note(kernel: object, transformed: Tensor, **arguments: object) -> None:
+        launched.append(kernel)
+        launch(kernel, transformed, **arguments)
+
+    monkeypatch.setattr(winograd, "launch", launch_and_note)
     set_limits(monkeypatch, "winograd", min_channels=16)
     set_limits(monkeypatch, "small", max_channels=0)
     runtime = Runtime(device="cuda", precision="bf16", kernels="triton", winograd="on", deterministic=True)
@@ -331,4 +336,4 @@ def test_a_training_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest
     whole = checksums(run("whole", stop_at=99))
     run("halves", stop_at=5)
     assert checksums(run("halves", stop_at=99)) == whole
-    assert winograd.pixels_of_places in launched
+    assert winograd.grad_input_transform in launched

@@ -1,5 +1,7 @@
 """The layers that all families share: what they compute, and where they use Triton kernels."""
 
+import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from codistill.networks import layers
 from codistill.networks.densenet import DenseLayer, DenseStage, transition
 from codistill.networks.families import architecture
 from codistill.networks.layers import AvgPool2x2, Conv2d, NormAct
@@ -30,12 +33,13 @@ def test_norm_act_is_norm_then_shortcut_then_activation(activation: str, has_sho
 
 
 def test_a_dense_stage_is_its_layers_one_after_the_other() -> None:
-    layers = DenseLayer(8, 4), nn.Sequential(transition(12), DenseLayer(12, 4)), DenseLayer(16, 6)
+    parts = DenseLayer(8, 4), nn.Sequential(transition(12), DenseLayer(12, 4)), DenseLayer(16, 6)
     x = torch.randn(2, 8, 6, 6)
     expected = x
-    for layer in layers:
-        expected = layer(expected)
-    assert torch.equal(DenseStage(*layers)(x), expected)
+    for part in parts:
+        expected = part(expected)
+    assert torch.equal(DenseStage(*parts)(x), expected)
+    assert torch.equal(copy.deepcopy(DenseStage(*parts))(x), expected)
     assert expected.shape == (2, 22, 3, 3)
 
 
@@ -61,6 +65,12 @@ def test_statistics_reach_the_norm_behind_a_convolution(
     with torch.no_grad():
         architecture(network).backbone(10)(torch.randn(2, 3, 8, 8))
     assert sum(given) == in_a_norm
+
+
+def test_no_other_file_of_the_networks_imports_kernels() -> None:
+    files = list(Path(layers.__file__).parent.rglob("*.py"))
+    assert len(files) > 10
+    assert [file.name for file in files if "codistill.ops" in file.read_text()] == ["layers.py"]
 
 
 def test_on_a_cpu_no_kernel_runs() -> None:

@@ -46,11 +46,11 @@ class OnDevice:
     def _images(self, pixels: Tensor, draws: Draws) -> Tensor:
         if not self.has_kernel:
             return augment(pixels, draws, self.augmentation, self.mean, self.std)
-        from codistill.ops.augment import cropped_and_normalised
+        from codistill.ops.augment import crop_flip_normalise
 
         settings = self.augmentation
         height, width = pixels.shape[-2:]
-        return cropped_and_normalised(
+        return crop_flip_normalise(
             pixels, self.mean, self.std, draws.crops, draws.flips,
             size=settings.crop_size((height, width)), pad=settings.pad, reflects=settings.padding == "reflect",
         )  # fmt: skip
