@@ -106,12 +106,27 @@ def test_values_and_gradients(shape: tuple[int, ...], dtype: torch.dtype, launch
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES)
+def test_the_gradient_of_a_second_use_is_added(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    batch, channels, out_channels, *size = shape
+    x, beside = (images(batch, channels, *size, dtype=dtype, seed=seed) for seed in (2, 4))
+    towards = images(batch, out_channels, *size, dtype=dtype, seed=3)
+    layer = a_layer(channels, out_channels, dtype)
+    x.requires_grad_()
+    with use_kernels():
+        out, _, again = layer.with_stats(x, BatchNorm2d(out_channels))
+    torch.autograd.backward([out, again], [towards, beside])
+    expected = results(copy.deepcopy(layer).double(), x.detach().double(), towards.double())[1] + beside.double()
+    assert torch.dist(x.grad.double(), expected) <= TOLERANCE[dtype] * expected.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", SHAPES)
 def test_the_statistics_are_those_of_what_was_written(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     batch, channels, out_channels, *size = shape
     norm = BatchNorm2d(out_channels, eps=1e-4)
     with use_kernels():
         layer = a_layer(channels, out_channels, dtype)
-        out, stats = layer.with_stats(images(batch, channels, *size, dtype=dtype), norm)
+        out, stats, _ = layer.with_stats(images(batch, channels, *size, dtype=dtype), norm)
     assert stats is not None
     variance, mean = torch.var_mean(out.detach().double(), (0, 2, 3), correction=0)
     for found, expected in zip(stats, (mean, (variance + norm.eps).rsqrt(), variance), strict=True):
@@ -140,7 +155,7 @@ def test_a_large_mean_is_no_loss_of_digits(batch: int) -> None:
         layer.weight.zero_()
         layer.weight[:, :, 1, 1] = torch.eye(16)
     with use_kernels():
-        out, stats = layer.with_stats(images(batch, 16, 32, 32) + 1000, BatchNorm2d(16))
+        out, stats, _ = layer.with_stats(images(batch, 16, 32, 32) + 1000, BatchNorm2d(16))
     assert stats is not None
     variance = out.detach().double().var((0, 2, 3), correction=0)
     torch.testing.assert_close(stats[2].double(), variance, rtol=1e-3, atol=0)
@@ -153,7 +168,7 @@ def test_the_same_bits_every_time(shape: tuple[int, ...]) -> None:
     with use_kernels():
         for _ in range(20):
             layer = a_layer(shape[1], shape[1], torch.bfloat16)
-            found.append([*results(layer, x, towards), *layer.with_stats(x, BatchNorm2d(shape[1]))])
+            found.append([*results(layer, x, towards), *layer.with_stats(x, BatchNorm2d(shape[1]))[:2]])
     first, *others = found
     assert len(others) == 19
     for other in others:
@@ -181,7 +196,7 @@ def test_deferred_weight_gradients_are_the_same() -> None:
     gradients, deferred = [], []
 
     class Counting(WeightGradientStreams):
-        def fork(self, *inputs: Tensor) -> AbstractContextManager[None]:
+        def fork(self, *inputs: Tensor) -> AbstractContextManager[None]:  # type: ignore[override]
             deferred.append(inputs)
             return super().fork(*inputs)
 
@@ -229,7 +244,7 @@ def test_others_are_left_to_the_library(
     layer = Conv2d(channels, out_channels, **{"kernel": 3, **options})
     layer = layer.to(DEVICE, torch.bfloat16, memory_format=torch.channels_last)
     with use_kernels():
-        _, stats = layer.with_stats(images(batch, channels, *size, dtype=torch.bfloat16), BatchNorm2d(out_channels))
+        _, stats, _ = layer.with_stats(images(batch, channels, *size, dtype=torch.bfloat16), BatchNorm2d(out_channels))
     assert launches["convolutions"] == 0
     assert stats is None
 

@@ -45,7 +45,7 @@ def results(layer: NormAct, x: Tensor, shortcut: Tensor | None, towards: Tensor)
     out.backward(towards)
     norm = layer[0]
     found = [out.detach(), x.grad, norm.weight.grad, norm.bias.grad, norm.running_mean, norm.running_var]
-    return found if shortcut is None else [*found, shortcut.grad]  # type: ignore[return-value]
+    return found if shortcut is None else [*found, shortcut.grad]
 
 
 def away_from_corners(layer: NormAct, x: Tensor, shortcut: Tensor | None) -> Tensor:
@@ -76,6 +76,21 @@ def test_values_gradients_and_statistics(
     expected = results(theirs, x.double(), None if shortcut is None else shortcut.double(), towards.double())
     for value, truth in zip(found, expected, strict=True):
         assert torch.dist(value.double(), truth) <= TOLERANCE[dtype] * truth.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(64, 16, 32, 32), (5, 24, 7, 7), (16, 1280, 8, 8), (4, 12, 2, 2)])
+def test_the_gradient_of_a_second_use_is_added(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x, towards, beside = (images(*shape, dtype=dtype, seed=seed) for seed in (2, 3, 4))
+    layer = a_layer(shape[1], None)
+    x.requires_grad_()
+    with use_kernels():
+        out, again = layer.with_input(x)
+    torch.autograd.backward([out, again], [towards, beside])
+    truth = x.detach().double().requires_grad_()
+    a_layer(shape[1], None).double()(truth).backward(towards.double())
+    expected = truth.grad + beside.double()
+    assert torch.dist(x.grad.double(), expected) <= TOLERANCE[dtype] * expected.norm()
 
 
 def test_a_first_pixel_that_holds_nearly_all_of_the_variance() -> None:

@@ -51,11 +51,13 @@ def test_statistics_reach_the_norm_behind_a_convolution(
     given: list[bool] = []
     forward = NormAct.forward
 
-    def with_stats(conv: Conv2d, x: torch.Tensor, norm: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+    def with_stats(conv: Conv2d, x: torch.Tensor, norm: nn.Module) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         out = conv(x)
-        return out, out.detach().clone()  # stands for its statistics
+        return out, out.detach().clone(), x  # the copy stands for its statistics
 
-    def checked(layer: NormAct, x: torch.Tensor, shortcut: torch.Tensor | None = None, stats: object = None) -> object:
+    def checked(
+        layer: NormAct, x: torch.Tensor, shortcut: torch.Tensor | None = None, stats: torch.Tensor | None = None
+    ) -> object:
         assert stats is None or torch.equal(x, stats)
         given.append(stats is not None)
         return forward(layer, x, shortcut)
@@ -76,7 +78,7 @@ def test_no_other_file_of_the_networks_imports_kernels() -> None:
 def test_on_a_cpu_no_kernel_runs() -> None:
     layer, x = NormAct(16, nn.ReLU()), torch.randn(2, 16, 4, 4).to(memory_format=torch.channels_last)
     with use_kernels():
-        assert not can_fuse_norm(x, layer[0])
+        assert not can_fuse_norm(x, layer[0])  # type: ignore[arg-type]
         expected = F.relu(F.batch_norm(x, None, None, training=True))
         torch.testing.assert_close(layer(x), expected)
 

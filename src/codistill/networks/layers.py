@@ -35,11 +35,11 @@ class Conv2d(nn.Conv2d):
             return super().forward(x_BCHW) if out is None else out
         return padded_convolution(x_BCHW, self.weight, self.stride, self.padding)
 
-    def with_stats(self, x_BCHW: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor | None]:
-        """The output, and the batch statistics of it that ``norm`` needs if the kernel computes them, else None."""
+    def with_stats(self, x_BCHW: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor | None, Tensor]:
+        """The output; the batch statistics of it that ``norm`` needs, None if no kernel computes them; and x."""
         if isinstance(norm, BatchNorm2d) and dispatch.suits_small_conv(x_BCHW, self):
             return dispatch.small_conv2d(x_BCHW, self, eps=norm.eps)
-        return self(x_BCHW), None
+        return self(x_BCHW), None, x_BCHW
 
 
 class AvgPool2x2(nn.AvgPool2d):
@@ -91,13 +91,20 @@ class NormAct(nn.Sequential):
     def forward(self, x_BCHW: Tensor, shortcut_BCHW: Tensor | None = None, stats: Tensor | None = None) -> Tensor:
         norm, *activation = self
         if isinstance(norm, BatchNorm2d) and dispatch.can_fuse_norm(x_BCHW, norm):  # a SyncBatchNorm has no kernel
-            return dispatch.norm_act(x_BCHW, norm, self.bounds, shortcut_BCHW, stats)
+            return dispatch.norm_act(x_BCHW, norm, self.bounds, shortcut_BCHW, stats)[0]
         out: Tensor = norm(x_BCHW)
         if shortcut_BCHW is not None:
             out = out + shortcut_BCHW
         for layer in activation:
             out = layer(out)
         return out
+
+    def with_input(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
+        """activation(norm(x)), and x for a shortcut: on a GPU, one kernel adds the gradients of both uses of x."""
+        norm = self[0]
+        if isinstance(norm, BatchNorm2d) and dispatch.can_fuse_norm(x_BCHW, norm):
+            return dispatch.norm_act(x_BCHW, norm, self.bounds, None)
+        return self(x_BCHW), x_BCHW
 
 
 BOUNDS: dict[type, dispatch.Bounds] = {type(None): (None, None), nn.ReLU: (0.0, None), nn.ReLU6: (0.0, 6.0)}
@@ -110,17 +117,22 @@ class FusedSequential(nn.Sequential):
     def forward(self, x_BCHW: Tensor) -> Tensor:
         return self.with_stats(x_BCHW, None)[0]
 
-    def with_stats(self, x_BCHW: Tensor, next_layer: nn.Module | None) -> tuple[Tensor, Tensor | None]:
-        """The output, and the batch statistics of it that ``next_layer`` needs if a kernel computes them, else None."""
-        stats = None
+    def with_stats(self, x_BCHW: Tensor, next_layer: nn.Module | None) -> tuple[Tensor, Tensor | None, Tensor]:
+        """The output; the batch statistics of it that ``next_layer`` needs, None if no kernel computes them; and x.
+
+        Where x is used a second time, use the returned one: on a GPU, one kernel adds the gradients of both uses.
+        """
+        out, stats, inputs = x_BCHW, None, []
         for layer, following in zip(self, [*self, next_layer][1:], strict=True):
-            if isinstance(layer, Conv2d) and isinstance(following, NormAct):
-                x_BCHW, stats = layer.with_stats(x_BCHW, following[0])
-            elif isinstance(layer, NormAct):
-                x_BCHW, stats = layer(x_BCHW, stats=stats), None
+            if isinstance(layer, FusedSequential):
+                out, stats, x_BCHW = layer.with_stats(out, following)
+            elif isinstance(layer, Conv2d) and isinstance(following, NormAct):
+                out, stats, x_BCHW = layer.with_stats(out, following[0])
             else:
-                x_BCHW = layer(x_BCHW)
-        return x_BCHW, stats
+                x_BCHW = out
+                out, stats = layer(out, stats=stats) if isinstance(layer, NormAct) else layer(out), None
+            inputs.append(x_BCHW)
+        return out, stats, inputs[0]
 
 
 def run_dense_block(branches: Sequence[Iterable[Any]], x_BCHW: Tensor) -> Tensor | None:

@@ -25,7 +25,7 @@ class ResidualBlock(nn.Module):
         self.shortcut = shortcut
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        branch_BCHW, stats = self.branch.with_stats(x_BCHW, self.activation)
+        branch_BCHW, stats, x_BCHW = self.branch.with_stats(x_BCHW, self.activation)
         out: Tensor = self.activation(branch_BCHW, self.shortcut(x_BCHW), stats)
         return out
 
@@ -143,8 +143,9 @@ class PreActivationBlock(nn.Module):
         self.projection = Conv2d(in_channels, out_channels, 1, stride) if changes else None
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        activated: Tensor = self.activation(x_BCHW)
-        shortcut: Tensor = x_BCHW if self.projection is None else self.projection(activated)
+        activated, shortcut = self.activation.with_input(x_BCHW)
+        if self.projection is not None:
+            shortcut = self.projection(activated)
         out: Tensor = self.branch(activated) + shortcut
         return out
 

@@ -26,11 +26,12 @@ UNSPECIALISED = ["x_stride", "out_stride", "dx_stride", "C", "stats_stride", "M"
 
 @triton.jit(do_not_specialize=UNSPECIALISED)
 def conv3x3(
-    x_ptr, x_stride, w_ptr, out_ptr, out_stride, partial_ptr, semaphore_ptr, stats_ptr, stats_stride, M, H, W, eps,
-    C_IN: tl.constexpr, C_OUT: tl.constexpr, BACKWARD: tl.constexpr, UNIT: tl.constexpr, BLOCK_M: tl.constexpr,
+    x_ptr, x_stride, w_ptr, add_ptr, out_ptr, out_stride, partial_ptr, semaphore_ptr, stats_ptr, stats_stride, M, H, W,
+    eps, C_IN: tl.constexpr, C_OUT: tl.constexpr, BACKWARD: tl.constexpr, UNIT: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """out [M, C_OUT], the convolution of x [M, C_IN]; with stats [3, stats_stride], also its per-channel statistics.
+    """out [M, C_OUT], the convolution of x [M, C_IN], plus add [M, C_OUT] if given; with stats [3, stats_stride], also
+    its per-channel statistics.
 
     Grid: (1, programs that share the rows). BACKWARD computes the gradient of the input: x is that of the output, C_IN
     and C_OUT are swapped, the weight is the same. C_IN=None takes the channel count from the row stride, so that one
@@ -45,8 +46,11 @@ def conv3x3(
         out = conv3x3_tile(
             x_ptr, x_stride * UNIT if C_IN is None else C_IN, w_ptr, start_m, M, H, W, offs_n, mask_n, C_IN is None,
             C_OUT, BACKWARD, BLOCK_M, BLOCK_K, BLOCK_N, PRECISION, STAGES,
-        ).to(out_ptr.dtype.element_ty)  # fmt: skip
+        )  # fmt: skip
         offs, mask = tile_offsets(start_m, M, out_stride * UNIT, offs_n, C_OUT, BLOCK_M)
+        if add_ptr is not None:
+            out += tl.load(add_ptr + offs, mask=mask, other=0.0).to(tl.float32)
+        out = out.to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + offs, out, mask=mask)
         if stats_ptr is not None:  # of the rounded values, since those will be read
             out = out.to(tl.float32)

@@ -28,34 +28,40 @@ MAX_DW_CHANNELS = 32
 
 
 class SmallConv2d(torch.autograd.Function):
-    """The convolution, and its per-channel statistics if ``eps`` is given."""
+    """The convolution; its per-channel statistics if ``eps`` is given; and x for a second use.
+
+    The kernel for the gradient of x adds that of the second use.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, eps: float | None, streams: WeightGradientStreams | None
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
         ctx.save_for_backward(x, weight)
         ctx.streams = streams
         ctx.set_materialize_grads(False)  # a kernel would fill the gradient of the statistics with zeros
         out, stats = launch_conv3x3(x, weight, eps)
         if stats is not None:
             ctx.mark_non_differentiable(stats)
-        return out, stats
+        return out, stats, x
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor, _: None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor | None, _: None, dx_add: Tensor | None) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        dy = channels_last(dy)
+        dy = x.new_zeros(len(x), *x.shape[2:], len(weight)).permute(0, 3, 1, 2) if dy is None else channels_last(dy)
         dw = weight_gradient(ctx.streams, weight, partial(compute_dw, dy, x, weight), (x, dy))
-        dx = launch_conv3x3(dy, weight, backward=True)[0] if ctx.needs_input_grad[0] else None
+        dx = launch_conv3x3(dy, weight, backward=True, add=dx_add)[0] if ctx.needs_input_grad[0] else None
         return dx, dw, None, None
 
 
 def launch_conv3x3(
-    x: Tensor, weight: Tensor, eps: float | None = None, *, backward: bool = False
+    x: Tensor, weight: Tensor, eps: float | None = None, *, backward: bool = False, add: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """The convolution of x and, with ``eps``, its statistics; with ``backward``, x is the gradient of the output."""
+    """The convolution of x, plus ``add`` if given; with ``eps``, also its statistics.
+
+    With ``backward``, x is the gradient of the output.
+    """
     B, c_in, H, W = x.shape
     c_out, M = weight.shape[1 if backward else 0], x.numel() // c_in
     out = x.new_empty(B, H, W, c_out).permute(0, 3, 1, 2)
@@ -64,7 +70,8 @@ def launch_conv3x3(
     programs = min(cdiv(M, block_m), 2 * sm_count(x.device))
     stats = None if eps is None else x.new_empty(3, c_out, dtype=torch.float32)
     conv3x3[1, programs](
-        x_ptr=x, x_stride=c_in // UNIT, w_ptr=weight, out_ptr=out, out_stride=c_out // UNIT,
+        x_ptr=x, x_stride=c_in // UNIT, w_ptr=weight, add_ptr=None if add is None else channels_last(add), out_ptr=out,
+        out_stride=c_out // UNIT,
         partial_ptr=None if eps is None else x.new_empty(programs, 2, c_out, dtype=torch.float32),
         semaphore_ptr=None if eps is None else semaphores.take(x.device, 1), stats_ptr=stats, stats_stride=c_out, M=M,
         H=H, W=W, eps=eps or 0.0, C_IN=c_in, C_OUT=c_out, BACKWARD=backward, UNIT=UNIT, BLOCK_M=block_m,

@@ -186,9 +186,10 @@ def append_convolution(
     block_m = min(max(block_m_for_all_sms, MIN_BLOCK_M), TILE // block_n)
     programs = min(cdiv(tiling.M, block_m), 2 * tiling.sms)
     conv3x3[1, programs](
-        x_ptr=x, x_stride=x.shape[1] // tiling.unit, w_ptr=weight, out_ptr=flatten(features)[first:],
-        out_stride=total // tiling.unit, partial_ptr=stats.new_empty(programs, 2, c_out),
-        semaphore_ptr=semaphores.take(x.device, 1), stats_ptr=stats.view(-1)[first:], stats_stride=total, M=tiling.M,
+        x_ptr=x, x_stride=x.shape[1] // tiling.unit, w_ptr=weight, add_ptr=None,
+        out_ptr=flatten(features)[first:], out_stride=total // tiling.unit,
+        partial_ptr=stats.new_empty(programs, 2, c_out), semaphore_ptr=semaphores.take(x.device, 1),
+        stats_ptr=stats.view(-1)[first:], stats_stride=total, M=tiling.M,
         H=H, W=W, eps=eps, C_IN=None, C_OUT=c_out, BACKWARD=False, UNIT=tiling.unit, BLOCK_M=block_m,
         BLOCK_K=max(MIN_LOAD_BYTES, TILE_LOAD_BYTES // block_m) // x.element_size(), BLOCK_N=block_n,
         PRECISION=dot_precision(x), STAGES=STAGES, num_warps=WARPS,

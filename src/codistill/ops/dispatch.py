@@ -165,22 +165,29 @@ def conv2d(x_BCHW: Tensor, conv: nn.Conv2d) -> Tensor | None:
     return out
 
 
-def small_conv2d(x_BCHW: Tensor, conv: nn.Conv2d, *, eps: float | None) -> tuple[Tensor, Tensor | None]:
-    """The convolution by the small-convolution kernel and, with ``eps``, the batch statistics for ``norm_act``."""
+def small_conv2d(x_BCHW: Tensor, conv: nn.Conv2d, *, eps: float | None) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The convolution by the small-convolution kernel; with ``eps``, the batch statistics for ``norm_act``; and x.
+
+    Where x is used a second time, use the returned one: the backward kernel then adds the gradients of both uses.
+    """
     from codistill.ops.conv_small import SmallConv2d
 
-    out: tuple[Tensor, Tensor | None] = SmallConv2d.apply(x_BCHW, conv.weight, eps, current_streams())  # type: ignore[no-untyped-call]
+    out: tuple[Tensor, Tensor | None, Tensor] = SmallConv2d.apply(x_BCHW, conv.weight, eps, current_streams())  # type: ignore[no-untyped-call]
     return out
 
 
 def norm_act(
     x_BCHW: Tensor, norm: nn.BatchNorm2d, bounds: Bounds, shortcut_BCHW: Tensor | None, stats: Tensor | None = None
-) -> Tensor:
-    """clamp(norm(x) + shortcut); ``stats`` are the batch statistics of ``x``, where its convolution computed them."""
+) -> tuple[Tensor, Tensor]:
+    """clamp(norm(x) + shortcut), and x for a second use, as in ``small_conv2d``.
+
+    ``stats`` are the batch statistics of ``x``, where its convolution computed them.
+    """
     from codistill.ops.norm import FusedNormAct
 
     state = norm.running_mean, norm.running_var, norm.momentum or 0.0, norm.eps
-    out: Tensor = FusedNormAct.apply(x_BCHW, stats, shortcut_BCHW, norm.weight, norm.bias, *state, bounds)  # type: ignore[no-untyped-call]
+    learned = norm.weight, norm.bias
+    out: tuple[Tensor, Tensor] = FusedNormAct.apply(x_BCHW, stats, shortcut_BCHW, *learned, *state, bounds)  # type: ignore[no-untyped-call]
     return out
 
 

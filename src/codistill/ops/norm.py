@@ -29,14 +29,17 @@ def compute_stats(x: Tensor, eps: float) -> Tensor:
 
 
 class FusedNormAct(torch.autograd.Function):
-    """clamp(batch_norm(x) + shortcut). ``stats`` are the batch statistics of x, where its convolution computed them."""
+    """clamp(batch_norm(x) + shortcut), and x for a second use, whose gradient the kernel for dx adds.
+
+    ``stats`` are the batch statistics of x, where its convolution computed them.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, stats: Tensor | None, shortcut: Tensor | None, weight: Tensor, bias: Tensor,
         running_mean: Tensor, running_var: Tensor, momentum: float, eps: float,
         bounds: tuple[float | None, float | None],
-    ) -> Tensor:  # fmt: skip
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         tiling = Tiling.of(x)
         C, row_stride = tiling.C, tiling.C // tiling.unit
         if stats is None:
@@ -51,15 +54,16 @@ class FusedNormAct(torch.autograd.Function):
         )  # fmt: skip
         ctx.save_for_backward(x, out if shortcut is not None else None, stats, weight, bias)
         ctx.bounds = bounds
-        return out
+        ctx.set_materialize_grads(False)  # x is rarely used again: no kernel should fill a gradient with zeros
+        return out, x
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor | None, dx_add: Tensor | None) -> tuple[Tensor | None, ...]:
         x, out, stats, weight, bias = ctx.saved_tensors
         tiling = Tiling.of(x)
         C, row_stride = tiling.C, tiling.C // tiling.unit
-        dy, (low, high) = channels_last(dy), ctx.bounds
+        dy, (low, high) = torch.zeros_like(x) if dy is None else channels_last(dy), ctx.bounds
         dshortcut = None if out is None else torch.empty_like(x)
         dbdw = stats.new_empty(2, C)
         norm_act_bwd_dwdb[tiling.reduction_grid](
@@ -72,7 +76,8 @@ class FusedNormAct(torch.autograd.Function):
             dy, low, high = dshortcut, None, None
         dx = torch.empty_like(x)
         norm_act_bwd_dx[tiling.tile_grid](
-            dy_ptr=dy, dy_stride=row_stride, x_ptr=x, x_stride=row_stride, dx_add_ptr=None, stats_ptr=stats,
+            dy_ptr=dy, dy_stride=row_stride, x_ptr=x, x_stride=row_stride,
+            dx_add_ptr=None if dx_add is None else channels_last(dx_add), stats_ptr=stats,
             stats_stride=C, w_ptr=weight, b_ptr=bias, dbdw_ptr=dbdw, dx_ptr=dx, M=tiling.M, C=C, LOW=low, HIGH=high,
             **tiling.meta,
         )  # fmt: skip
