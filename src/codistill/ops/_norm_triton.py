@@ -151,8 +151,9 @@ def channel_block(C, BLOCK_C: tl.constexpr):
 def tile_start(C, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr):
     """First row and channel offsets of this program's tile. Tiles use grid axis 0 only: the others end at 65,535."""
     columns = tl.cdiv(C, BLOCK_C)
-    pid_m, pid_c = tl.program_id(0) // columns, tl.program_id(0) % columns
-    return pid_m * BLOCK_M, pid_c * BLOCK_C + tl.arange(0, BLOCK_C)
+    start_m = tl.program_id(0) // columns * BLOCK_M
+    pid_c = tl.program_id(0) % columns
+    return start_m, pid_c * BLOCK_C + tl.arange(0, BLOCK_C)
 
 
 @triton.jit
