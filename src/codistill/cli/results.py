@@ -173,16 +173,16 @@ def watch(paths: Sequence[Path], port: int, *, browser: bool) -> None:
 
 def watch_in_terminal(paths: Sequence[Path]) -> None:
     """Update a table until all runs are finished; print it once if the output is not a terminal."""
-    from codistill.report.server import RunWatcher
+    from codistill.report.overview import read_overview
 
     screen = console()
-    follow(RunWatcher(paths).look, screen, once=not screen.is_terminal)
+    follow(lambda: read_overview(*paths), screen, once=not screen.is_terminal)
 
 
 def print_state(paths: Sequence[Path]) -> None:
-    from codistill.report.server import RunWatcher
+    from codistill.report.overview import read_overview
 
-    typer.echo(to_json(progress_to_dict(RunWatcher(paths).look()), indent=2))
+    typer.echo(to_json(progress_to_dict(read_overview(*paths)), indent=2))
 
 
 def follow(look: Callable[[], "Overview"], console: Console, *, once: bool, every_s: float = WATCH_EVERY_S) -> None:

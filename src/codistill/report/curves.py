@@ -39,11 +39,9 @@ def by_network(entries: Sequence[Entry], measure: Measure) -> Iterator[Series]:
     alone, mixed = len(entries) == 1, len({entry.row.group for entry in entries}) > 1
     for entry in entries:
         for place, network in enumerate(entry.recipe.networks):
-            name = (
-                f"{network} ({entry.recipe.networks[network]})"
-                if alone
-                else f"{entry.name if mixed else entry.label}, {network}"
-            )
+            name = f"{entry.name if mixed else entry.row.label}, {network}"
+            if alone:
+                name = f"{network} ({entry.recipe.networks[network]})"
             curves = [measure(run, network) for run in entry.runs.values()]
             series = line(name, curves, place if alone else entry.index, 0 if alone else place)
             if series:

@@ -106,7 +106,7 @@ ANSWERS = "Answers of the shipped networks on the test images, from the first fi
 def _title(seen: Overview) -> str:
     if len(seen.runs) == 1:
         run = seen.runs[0]
-        return f"{run.recipe.name}, {seen.entries[0].label}, seed {run.recipe.seed}"
+        return f"{run.recipe.name}, {seen.entries[0].row.label}, seed {run.recipe.seed}"
     return seen.study.title
 
 
