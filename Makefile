@@ -20,7 +20,7 @@ lint: $(READY)          ## ruff, as CI runs it
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(READY)         ## mypy --strict
+types: $(READY)         ## mypy --strict, tests included
 	$(BIN)/mypy
 
 unit: $(READY)          ## the tests alone

@@ -30,8 +30,7 @@ from codistill.engine.peers import ALONE, Peers
 from codistill.engine.runtime import prepare
 from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.engine.state import prepare_training
-from codistill.engine.step import choose_step
-from codistill.engine.trainer import draw_epoch
+from codistill.engine.trainer import choose_step, draw_epoch
 from codistill.recipes import get
 from codistill.recipes.schema import Recipe
 

@@ -1,6 +1,6 @@
 """What rounding costs in accuracy: the same short training in float32, in bfloat16, and by Winograd's method.
 
-    python benchmarks/rounding.py runtime.device=cuda runtime.compile=true --seeds 41 42 43
+    python benchmarks/rounding.py --seeds 41 42 43
     python benchmarks/rounding.py length.epochs=1 --ways fp32 bf16
 
 Quickstart on images of 16×16, so that all of its 3×3 convolutions can be computed by Winograd's method, and are where
@@ -38,7 +38,8 @@ def all_wide() -> Iterator[None]:
 
 def error(way: str, seed: int, changes: Sequence[str]) -> float:
     """Of the last epoch, in percent."""
-    own = "data.image_size=16", f"runtime.precision={WAYS[way]}", f"seed={seed}"
+    winograd = "on" if way == "winograd" else "off"
+    own = "data.image_size=16", f"runtime.precision={WAYS[way]}", f"runtime.winograd={winograd}", f"seed={seed}"
     recipe = recipes.get("quickstart", [*own, *changes])
     with TemporaryDirectory() as folder, all_wide() if way == "winograd" else nullcontext():
         *_, last = trainer.train(recipe, Path(folder) / "run")

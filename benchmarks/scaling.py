@@ -1,6 +1,6 @@
 """What a step costs as the method, the number of networks and the batch grow: time beside arithmetic.
 
-    python benchmarks/scaling.py cifar100/wrn-28-4-twins runtime.precision=bf16 runtime.compile=true
+    python benchmarks/scaling.py cifar100/wrn-28-4-twins
     python benchmarks/scaling.py quickstart runtime.threads=2 --steps 5 --networks 2 3 --batches 32 64
 
 One row of a Markdown table per setting, when it is measured. Images are random. ``time`` and ``FLOPs`` are of one step,

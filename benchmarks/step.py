@@ -2,7 +2,7 @@
 
     python benchmarks/step.py                                   # four pairs of twins, DCM, on a GPU
     python benchmarks/step.py quickstart runtime.threads=2 --steps 20
-    python benchmarks/step.py cifar100/wrn-28-4-twins runtime.precision=bf16 runtime.compile=true --no-reference
+    python benchmarks/step.py cifar100/wrn-28-4-twins --no-reference
 
 One line of JSON each. Images are random: the arithmetic does not depend on them. A recipe for a folder of images is
 measured as for ImageNet.
@@ -13,17 +13,17 @@ import json
 from dataclasses import asdict
 
 import torch
+from reference import throughput as plain_throughput
 
 from codistill import recipes
 from codistill.engine.bench import bench, random_data
 from codistill.recipes.schema import Recipe
 from codistill.studies.costs import Sizes, sizes
-from reference import throughput as plain_throughput
 
 PAIRS = ("wrn-28-10-twins", "wrn-28-4-twins", "densenet-40-12-twins", "resnet-110-twins")
 WARM_UP_STEPS = 10
 IMAGENET = Sizes(1_281_167, classes=1_000, shape=(3, 224, 224))
-FAST = ("runtime.device=cuda", "runtime.precision=bf16", "runtime.compile=true")
+FAST = ("runtime.device=cuda", "runtime.precision=bf16", "runtime.kernels=triton")
 
 
 def compare(recipe: Recipe, steps: int, *, with_reference: bool) -> dict[str, object]:

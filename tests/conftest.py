@@ -1,20 +1,19 @@
-"""Tests import what they share (`reference`, …) from this folder, and leave the other cores to the other workers."""
+"""Settings of every test process; what tests share is in tests/support."""
 
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anybody imports torch
+pytest.register_assert_rewrite("support")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as for whatever a script starts with &: commands leave it so
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # and for whatever nohup starts
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
-sys.path.insert(0, str(Path(__file__).parent))
 
 CHROMIUM = Path("/usr/bin/chromium")
 

@@ -112,7 +112,7 @@ def test_every_import_is_a_declared_dependency() -> None:
 def test_the_sdist_has_all_that_the_checkout_has(tmp_path: Path) -> None:
     """So that whoever packages it can run the tests, which read results, figures and documentation."""
     build = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", tmp_path, ROOT]
-    subprocess.run(build, check=True, capture_output=True)
+    subprocess.run(build, check=True, capture_output=True)  # type: ignore[arg-type]
     (sdist,) = tmp_path.glob("codistill-*.tar.gz")
     with tarfile.open(sdist) as tar:
         packed = {name.partition("/")[2] for name in tar.getnames()}
@@ -142,7 +142,7 @@ def test_the_wheel_is_whole_and_installs(tmp_path: Path) -> None:
 
     target = tmp_path / "installed"
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", target, wheel]
-    subprocess.run(install, check=True, capture_output=True)
+    subprocess.run(install, check=True, capture_output=True)  # type: ignore[arg-type]
     code = "import codistill, codistill.data.embedded as e; print(codistill.__file__, len(e.read().train))"
     ran = subprocess.run(
         [sys.executable, "-c", code],

@@ -178,7 +178,9 @@ def test_mlflow_gives_the_numbers_back(tmp_path: Path, monkeypatch: pytest.Monke
     train(folder, "mlflow")
     assert (tmp_path / "mlflow.db").exists()
     client = MlflowClient()
-    (run,) = client.search_runs([client.get_experiment_by_name("codistill").experiment_id])
+    experiment = client.get_experiment_by_name("codistill")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
     assert run.info.status == "FINISHED"
     assert run.data.params["method"] == "dcm"
     for name in {name for values in journal(folder).values() for name in values}:
@@ -215,7 +217,7 @@ def test_wandb_gives_the_numbers_back(tmp_path: Path, monkeypatch: pytest.Monkey
     (file,) = (folder / "wandb").glob("offline-run-*/*.wandb")
     logged: dict[int, dict[str, float]] = {}
     for content in wandb_records(file.read_bytes()):
-        record = wandb_internal_pb2.Record()
+        record = wandb_internal_pb2.Record()  # type: ignore[attr-defined]
         record.ParseFromString(content)
         if record.WhichOneof("record_type") == "history":
             items = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}

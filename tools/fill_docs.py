@@ -1,10 +1,10 @@
-"""Fills the marked blocks of README, docs and results with numbers that come from JSON.
+"""Fills the marked blocks of README, docs and results: numbers from JSON, keys from the schema, promises from tests.
 
     python tools/fill_docs.py            # write; `git diff` shows what changed
     python tools/fill_docs.py --check    # exit code 1 and the names of pages that are out of date
 
 In a page, everything between ``<!-- block: NAME -->`` and ``<!-- end -->`` is the template ``tools/blocks/NAME.md``
-(Jinja), rendered with the functions of ``Published`` below. Edit the template, not the page.
+(Jinja), rendered with ``Published`` below, ``recipe_keys.py`` and ``promises.py``. Edit the template, not the page.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from statistics import mean
 from typing import Any
 
 import jinja2
+from promises import promises
 from recipe_keys import sections
 
 ROOT = Path(__file__).parents[1]
@@ -61,23 +62,23 @@ class Published:
     def error(self, twins: str, method: str, at: str = "last", **which: Any) -> float:
         """The mean test error (%) of all networks and seeds at their ``last`` or ``best_epoch``."""
         runs = self.select(twins, method, **which)
-        return mean(network[at]["top1_error"] for run in runs for network in run["networks"].values())
+        return mean(float(network[at]["top1_error"]) for run in runs for network in run["networks"].values())
 
     def error_in_epoch(self, twins: str, method: str, epoch: int) -> float:
         """The mean test error (%) of all networks and seeds after so many epochs."""
         runs = self.select(twins, method)
         return mean(
-            run["epochs"][epoch - 1]["test"][f"{n}/final"]["top1_error"] for run in runs for n in run["networks"]
+            float(run["epochs"][epoch - 1]["test"][f"{n}/final"]["top1_error"]) for run in runs for n in run["networks"]
         )
 
     def train_error(self, twins: str, method: str) -> float:
         """The mean training error (%) of all networks and seeds in the last epoch."""
-        return mean(x for run in self.select(twins, method) for x in run["epochs"][-1]["train_error"].values())
+        return mean(float(x) for run in self.select(twins, method) for x in run["epochs"][-1]["train_error"].values())
 
     def memorised(self, twins: str, method: str) -> float:
         """The share (%) of wrong labels that were learned, if all that is learned of true ones is right."""
         wrong = 100 * self.select(twins, method)[0]["recipe"]["data"]["wrong_labels"]
-        return 100 * (1 - self.train_error(twins, method) / wrong)
+        return float(100 * (1 - self.train_error(twins, method) / wrong))
 
     def minutes(self, twins: str, method: str, seed: int = 1) -> float:
         """How long a run took."""
@@ -87,7 +88,8 @@ class Published:
     def table(self, study: str, number: int = 0) -> str:
         """A table of results/tables: the errors, or with 1 the differences."""
         text = (self.results / "tables" / f"{study}.md").read_text(encoding="utf-8")
-        return re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)[number].rstrip("\n")
+        tables: list[str] = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
+        return tables[number].rstrip("\n")
 
     def cells(self, study: str) -> dict[str, tuple[str, str]]:
         """A study's rows that were run, each with its networks' errors as the table has them."""
@@ -142,9 +144,8 @@ def render(name: str) -> str:
         loader=loader, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False
     )
     environment.filters |= {"signed": signed, "clock": clock, "digits": lambda x, n: f"{x:.{n}f}"}
-    return (
-        environment.get_template(f"{name}.md").render(published=Published(), recipe_keys=sections()).strip("\n") + "\n"
-    )
+    template = environment.get_template(f"{name}.md")
+    return template.render(published=Published(), recipe_keys=sections(), promises=promises()).strip("\n") + "\n"
 
 
 def filled(page: str) -> str:

@@ -5,7 +5,7 @@ Tensor axes: B batch, C channels of an image, H height, W width.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from typing import cast
 
@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from codistill.errors import unknown
 from codistill.networks.adapters.architecture import OwnArchitecture
-from codistill.networks.backbone import Architecture, Backbone, wrong_size
+from codistill.networks.backbone import Architecture, Backbone, Fork, wrong_size
 from codistill.networks.families import RESERVED, architecture, outline
 from codistill.networks.heads import HEAD_KINDS
 from codistill.randomness import derive
@@ -32,10 +32,20 @@ class Member(nn.Module):
         self.backbone = backbone
         self.heads = nn.ModuleDict(heads)
 
-    def forward(self, images_BCHW: Tensor) -> dict[str, Tensor]:
-        features = self.backbone.features(images_BCHW)
-        run = self.backbone.run
-        return {"final": features["final"], **{name: run(head, features[name]) for name, head in self.heads.items()}}
+    def forward(self, images_BCHW: Tensor, fork: Fork = nullcontext) -> dict[str, Tensor]:
+        """``fork`` opens a branch at each exit in which its head runs, so that it can overlap with what follows."""
+        branches: dict[str, AbstractContextManager[object]] = {}
+
+        def open_branch(exit_name: str) -> None:
+            if exit_name in self.heads:
+                branches[exit_name] = fork()
+
+        features = self.backbone.features(images_BCHW, open_branch)
+        logits = {"final": features["final"]}
+        for exit_name, head in self.heads.items():
+            with branches[exit_name]:
+                logits[exit_name] = self.backbone.run(head, features[exit_name])
+        return logits
 
 
 class Cohort(nn.Module):

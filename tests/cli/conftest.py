@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from calling import TINY, Codistill, call
+
+from support.cli import TINY, Codistill, call
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from calling import TINY, Codistill
 
 from codistill.cli import explore
 from codistill.networks.families import describe_families
@@ -16,6 +15,7 @@ from codistill.recipes.datasets import DATASETS
 from codistill.recipes.schema import Recipe
 from codistill.studies.catalogue import NAMES as STUDIES
 from codistill.transfer.methods import NAMES as METHODS
+from support.cli import TINY, Codistill
 
 COMMANDS = ("train", "evaluate", "list", "show", "data", "doctor", "study", "export", "predict")
 
@@ -192,9 +192,13 @@ def test_too_little_memory_for_bench_is_answered_with_what_to_try(
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr("codistill.engine.bench.bench", no_memory)
-    result = codistill("bench", "quickstart")
-    assert result.exit_code == 2
-    assert result.stderr.endswith("for this recipe; try batch_size=32 or runtime.precision=bf16\n")
+    for change, advice in {
+        "runtime.precision=fp32": "runtime.precision=bf16",
+        "runtime.precision=bf16": "runtime.activation_checkpointing=true",
+    }.items():
+        result = codistill("bench", "quickstart", change)
+        assert result.exit_code == 2
+        assert result.stderr.endswith(f"for this recipe; try batch_size=32 or {advice}\n")
 
 
 def test_debug_shows_where_an_error_came_from(codistill: Codistill, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from calling import Codistill
 from PIL import Image
 
 from codistill.data import cifar
+from support.cli import Codistill
 
 
 def facts(text: str) -> dict[str, str]:

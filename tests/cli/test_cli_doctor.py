@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from calling import Codistill
 
 from codistill.cli import doctor
+from support.cli import Codistill
 
-SUBJECTS = {"python", "codistill", "torch", "threads", "device", "torch.compile", "space"} | {
+SUBJECTS = {"python", "codistill", "torch", "threads", "device", "kernels", "torch.compile", "space"} | {
     f"data: {name}" for name in ("fashion", "cifar10", "cifar100")
 }
 
@@ -37,12 +37,12 @@ def test_data_are_found_where_the_environment_says(
 
 
 def test_what_is_lacking_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)  # type: ignore[attr-defined]
     monkeypatch.setattr(doctor, "ENOUGH_SPACE", 10**30)
     (compiler,) = doctor.check_compiler()
     (space,) = doctor.check_space()
     assert (compiler.status, space.status) == ("warning", "warning")
-    assert "runtime.compile=false" in compiler.advice
+    assert "runtime.kernels=inductor" in compiler.advice
 
 
 def test_what_is_essential_and_broken_gives_exit_code_2(codistill: Codistill, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from calling import TINY, Codistill, call
 from PIL import Image
 from safetensors.torch import load_file
 
 from codistill.data import embedded
 from codistill.engine.run import Run
 from codistill.runs.checkpoint import Store
+from support.cli import TINY, Codistill, call
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def folder(finished: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def photo(tmp_path: Path) -> Path:
-    Image.fromarray(embedded.read().test.pixels[0, 0].numpy()).save(tmp_path / "photo.png")
+    Image.fromarray(embedded.read().test.pixels[0, 0].numpy()).save(tmp_path / "photo.png")  # type: ignore[index]
     return tmp_path / "photo.png"
 
 

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from calling import TINY, Codistill, call
 
 from codistill import recipes
 from codistill.recipes import difference
 from codistill.runs.result import read_result
 from codistill.studies.published import publish
+from support.cli import TINY, Codistill, call
 
 NETWORKS = "networks={teacher: wrn-10-1, student: wrn-10-1}"
 

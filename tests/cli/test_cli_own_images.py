@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from calling import TINY, Codistill
 from PIL import Image
 
 from codistill.data.image_files import count_suffixes
+from support.cli import TINY, Codistill
 
 SHORT = ["length.epochs=1", "runtime.device=cpu"]
 

@@ -6,12 +6,12 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from calling import Codistill
 
-import zoo
 from codistill.data import embedded
 from codistill.recipes import get, loads
 from codistill.studies.costs import Sizes, sizes
+from support import zoo
+from support.cli import Codistill
 
 # Parameters and forward FLOPs of the backbone and of both heads, 100 classes, 32×32: counted by hand from the paper's
 # table, and pinned in the networks' own tests.

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from calling import TINY, Codistill, call
 from safetensors.torch import load_file, save_file
 
 from codistill.cli.terminal import Lines
@@ -23,6 +22,7 @@ from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.engine.signals import SIGNALS, StopRequest
 from codistill.recipes import get
 from codistill.runs.folder import RunFolder
+from support.cli import TINY, Codistill, call
 
 
 def rows(table: str) -> dict[str, list[str]]:

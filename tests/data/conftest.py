@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_cifar import TEST_IMAGES, TRAIN_IMAGES, FakeCifar
 from PIL import Image
 
 from codistill.data.cifar import CIFARS
+from support.fake_cifar import TEST_IMAGES, TRAIN_IMAGES, FakeCifar
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """Plans and augmentation against plain numpy loops."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -145,7 +147,7 @@ def test_a_crop_of_nothing() -> None:
 @pytest.mark.parametrize("pad", [0, 1, 4, 8])
 @pytest.mark.parametrize("flip", [True, False])
 def test_pad_crop_flip_equals_a_plain_loop(padding: str, pad: int, flip: bool) -> None:
-    settings = Augment(pad=pad, padding=padding, flip=flip)
+    settings = Augment(pad=pad, padding=padding, flip=flip)  # type: ignore[arg-type]
     draws = whole_batch(settings)
     pixels = batch_of(draws).numpy()
     truth = np.empty_like(pixels)
@@ -193,7 +195,7 @@ def test_normalise_equals_numpy() -> None:
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_mixup_equals_numpy(smoothing: float) -> None:
     draws = whole_batch(PLAIN.model_copy(update={"mixup": 0.7}))
-    share, partners = float(draws.own_share), draws.partners.numpy()
+    share, partners = float(draws.own_share), draws.partners.numpy()  # type: ignore[arg-type]
     assert 0.01 < share < 0.99
     pixels = batch_of(draws).numpy().astype(np.float64)
     found = augment(batch_of(draws), draws, PLAIN, *UNIT)
@@ -285,7 +287,7 @@ def test_a_gpu_draws_and_does_the_same_without_waiting(settings: Augment) -> Non
         ({"mixup": 1.0, "cutmix": 1.0}, "both on; set one of them to 0"),
     ],
 )
-def test_bad_settings_are_refused(settings: dict[str, object], complaint: str) -> None:
+def test_bad_settings_are_refused(settings: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         Augment(**settings)
 

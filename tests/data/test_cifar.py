@@ -8,14 +8,15 @@ import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from fake_cifar import FakeCifar, add_member, python2_pickle
 
 from codistill.data.cifar import CIFARS, read_pickle
 from codistill.data.images import channel_statistics
 from codistill.data.load import load
+from support.fake_cifar import FakeCifar, add_member, python2_pickle
 
 Make = Callable[[str], FakeCifar]
 
@@ -31,9 +32,9 @@ def test_the_official_files_are_read_exactly(
     data = load(name, folder=fake.folder)
     assert data.class_names == fake.class_names
     assert data.validation is None
-    np.testing.assert_array_equal(data.train.pixels.numpy(), fake.train_pixels)
+    np.testing.assert_array_equal(data.train.pixels.numpy(), fake.train_pixels)  # type: ignore[attr-defined]
     np.testing.assert_array_equal(data.train.labels.numpy(), fake.train_labels)
-    np.testing.assert_array_equal(data.test.pixels.numpy(), fake.test_pixels)
+    np.testing.assert_array_equal(data.test.pixels.numpy(), fake.test_pixels)  # type: ignore[attr-defined]
     np.testing.assert_array_equal(data.test.labels.numpy(), fake.test_labels)
     assert data.report["source"] == fake.cifar.folder
     assert sorted(path.name for path in fake.folder.iterdir() if path.is_dir()) == [fake.cifar.folder]
@@ -58,7 +59,7 @@ def test_what_numpy_2_and_python_3_save_again_is_read(make_cifar: Make) -> None:
     rows = fake.test_pixels.reshape(20, 3072)
     content = pickle.dumps({"data": rows, "fine_labels": fake.test_labels.tolist()}, protocol=4)
     (fake.root / "test").write_bytes(content)
-    np.testing.assert_array_equal(load("cifar100", folder=fake.folder).test.pixels.numpy(), fake.test_pixels)
+    np.testing.assert_array_equal(load("cifar100", folder=fake.folder).test.pixels.numpy(), fake.test_pixels)  # type: ignore[attr-defined]
 
 
 def test_missing_data_say_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +212,7 @@ def test_an_archive_with_another_checksum_is_refused(make_cifar: Make, monkeypat
     ],
 )
 def test_only_the_expected_files_are_unpacked(
-    make_cifar: Make, monkeypatch: pytest.MonkeyPatch, member: dict[str, object]
+    make_cifar: Make, monkeypatch: pytest.MonkeyPatch, member: dict[str, Any]
 ) -> None:
     fake = make_cifar("cifar100")
     fake.pack(monkeypatch, extra=lambda tar: add_member(tar, **member))
@@ -225,7 +226,7 @@ def test_an_archive_with_something_else_in_place_of_a_file_is_refused(
     make_cifar: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = make_cifar("cifar100")
-    link = {"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"}
+    link: dict[str, Any] = {"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"}
     archive = fake.pack(monkeypatch, extra=lambda tar: add_member(tar, "cifar-100-python/train", **link))
     with pytest.raises(ValueError, match=r"cifar-100-python.tar.gz: cannot be unpacked"):
         load("cifar100", folder=fake.folder)
@@ -292,6 +293,6 @@ def test_the_real_data(name: str, per_class: int) -> None:
     assert data.test.pixels.shape == (10_000, 3, 32, 32)
     assert data.train.labels.bincount().tolist() == [per_class] * data.num_classes
     assert data.test.labels.bincount().tolist() == [per_class // 5] * data.num_classes
-    mean, std = channel_statistics(data.train.pixels)
+    mean, std = channel_statistics(data.train.pixels)  # type: ignore[arg-type]
     np.testing.assert_allclose(mean, data.mean, atol=5e-5)
     np.testing.assert_allclose(std, data.std, atol=5e-5)

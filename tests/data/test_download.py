@@ -7,10 +7,10 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from fake_cifar import FakeCifar
 
 from codistill.data import cifar, download
 from codistill.data.load import load
+from support.fake_cifar import FakeCifar
 
 Make = Callable[[str], FakeCifar]
 

@@ -7,6 +7,7 @@ import struct
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from codistill.data.images import ImageData
 from codistill.data.load import load
 
 
-def read(folder: Path, **settings: object) -> ImageData:
+def read(folder: Path, **settings: Any) -> ImageData:
     return load("folder", folder=folder, **({"image_size": 8} | settings))
 
 
@@ -27,7 +28,7 @@ def test_classes_and_images_are_sorted_by_name(image_folder: Path) -> None:
     assert data.test.labels.tolist() == [0, 1]
     assert data.train.pixels.shape == (5, 3, 8, 8)
     # Red is ten times the order in which the fixture wrote them: a.JPEG, b.png, c.png, 0.jpg, 1.png.
-    reds = data.train.pixels[:, 0, 4, 4].tolist()
+    reds = data.train.pixels[:, 0, 4, 4].tolist()  # type: ignore[index]
     np.testing.assert_allclose(reds, [30, 20, 40, 10, 0], atol=3)
     assert reds[1::3] == [20, 0], "PNG is exact"
     assert data.validation is None
@@ -46,7 +47,7 @@ def test_resizing_is_pillows(tmp_path: Path) -> None:
 
 def test_statistics_are_the_training_sets(image_folder: Path) -> None:
     data = read(image_folder)
-    pixels = data.train.pixels.numpy().astype(np.float64) / 255
+    pixels = data.train.pixels.numpy().astype(np.float64) / 255  # type: ignore[attr-defined]
     np.testing.assert_allclose(data.mean, pixels.mean((0, 2, 3)), rtol=1e-12)
     np.testing.assert_allclose(data.std, pixels.std((0, 2, 3)), rtol=1e-12)
 
@@ -111,8 +112,8 @@ def test_an_unreadable_image_is_named_or_skipped_and_counted(image_folder: Path,
     assert skipped["file"] == "train/cat/aa.png"
     assert re.search(reason, skipped["why"])
     assert data.train.labels.tolist() == [0, 0, 0, 1, 1]
-    assert data.train.pixels[1, 0, 0, 0] == 20, "the images after it moved up"
-    assert data.train.pixels.untyped_storage().nbytes() == 5 * 3 * 8 * 8
+    assert data.train.pixels[1, 0, 0, 0] == 20, "the images after it moved up"  # type: ignore[index]
+    assert data.train.pixels.untyped_storage().nbytes() == 5 * 3 * 8 * 8  # type: ignore[attr-defined]
 
 
 def test_images_of_16_bits_are_not_squeezed_silently(image_folder: Path) -> None:
@@ -238,6 +239,6 @@ def test_links_that_stay_inside_are_followed(image_folder: Path) -> None:
         ({"image_size": 0}, "image_size: .* not 0"),
     ],
 )
-def test_folder_and_size_must_be_given(image_folder: Path, settings: dict[str, object], complaint: str) -> None:
+def test_folder_and_size_must_be_given(image_folder: Path, settings: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
-        load("folder", **({"folder": image_folder, "image_size": 8} | settings))
+        load("folder", **{"folder": image_folder, "image_size": 8, **settings})

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from pictures import write_folder
 
 from codistill.data import decoder
 from codistill.data import image_folder as module
 from codistill.data.images import ImageData
 from codistill.data.load import load
+from support.pictures import write_folder
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     original = module._examine
 
-    def look(listing: module.Listing, pool: module.DecoderPool, which: Sequence[int], *rest: Any) -> module.Inventory:
+    def look(listing: module.Listing, pool: module.DecoderPool, which: Sequence[int], *rest: Any) -> module.Inventory:  # type: ignore[name-defined]
         seen.append(listing.split if len(which) == len(listing) else f"{len(which)} of {listing.split}")
         return original(listing, pool, which, *rest)
 
@@ -59,8 +59,8 @@ def test_what_an_interrupted_look_has_found_is_kept(photos: Path, monkeypatch: p
     assert (data.report, data.mean, data.std) == (expected.report, expected.mean, expected.std)
 
 
-def read(folder: Path, **settings: object) -> ImageData:
-    return load("folder", folder=folder, **({"image_size": 8, "resident": False, "bad_images": "skip"} | settings))
+def read(folder: Path, **settings: Any) -> ImageData:
+    return load("folder", folder=folder, **{"image_size": 8, "resident": False, "bad_images": "skip", **settings})
 
 
 def test_statistics_are_those_of_the_pixels(photos: Path) -> None:

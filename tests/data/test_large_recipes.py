@@ -2,15 +2,16 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-from pictures import write_folder, write_shards
 
 from codistill import recipes
 from codistill.data.load import load
 from codistill.engine.trainer import train
 from codistill.recipes.catalogue import NAMES
 from codistill.recipes.errors import RecipeError
+from support.pictures import write_folder, write_shards
 
 IMAGENET = [name for name in NAMES if name.startswith("imagenet/")]
 
@@ -76,6 +77,6 @@ def test_settings_that_cannot_be_honoured(change: str) -> None:
         ({"resize": "middle"}, "resize: unknown value 'middle'; Allowed: stretch, short_side"),
     ],
 )
-def test_load_refuses_it_too(settings: dict[str, object], complaint: str) -> None:
+def test_load_refuses_it_too(settings: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         load("fashion", **settings)

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ def test_fashion_is_balanced_and_small(fashion: ImageData) -> None:
     assert fashion.train.labels.bincount().tolist() == [600] * 10
     assert fashion.test.labels.bincount().tolist() == [200] * 10
     assert (fashion.num_classes, fashion.channels, fashion.image_size) == (10, 1, (28, 28))
-    package = Path(sys.modules["codistill.data.load"].__file__).parent / "fashion"
+    package = Path(sys.modules["codistill.data.load"].__file__).parent / "fashion"  # type: ignore[arg-type]
     assert (package / "fashion.npz").stat().st_size < 4_000_000
     assert "Zalando SE" in (package / "LICENSE").read_text()
 
@@ -45,14 +46,14 @@ def test_fashion_is_the_first_of_each_class_of_the_original(
     labels = np.frombuffer(gzip.decompress((DEBIAN / f"{file}-labels-idx1-ubyte.gz").read_bytes()), np.uint8, offset=8)
     ours = fashion.splits[split]
     for label in range(10):
-        found = ours.pixels[ours.labels == label, 0].numpy()
+        found = ours.pixels[ours.labels == label, 0].numpy()  # type: ignore[index]
         np.testing.assert_array_equal(found, pixels[labels == label][:count])
     if split == "train":
         np.testing.assert_allclose([pixels.mean() / 255, pixels.std() / 255], [0.2860, 0.3530], atol=5e-5)
 
 
 def test_fashions_statistics_are_close_to_the_whole_sets(fashion: ImageData) -> None:
-    mean, std = channel_statistics(fashion.train.pixels)
+    mean, std = channel_statistics(fashion.train.pixels)  # type: ignore[arg-type]
     np.testing.assert_allclose([*mean, *std], [*fashion.mean, *fashion.std], atol=2e-3)
 
 
@@ -79,7 +80,7 @@ def test_wrong_labels_are_a_function_of_the_seed() -> None:
 
 def test_everything_at_once_is_recorded_and_repeatable(fashion: ImageData) -> None:
     settings = {"seed": 3, "wrong_labels": 0.5, "validation": 0.1, "train_limit": 1000, "test_limit": 500}
-    data, again = load("fashion", **settings), load("fashion", **settings)
+    data, again = load("fashion", **settings), load("fashion", **settings)  # type: ignore[arg-type]
     assert data.train.labels.shape == (1000,)
     assert data.validation is not None
     assert data.validation.labels.bincount().tolist() == [60] * 10
@@ -90,7 +91,7 @@ def test_everything_at_once_is_recorded_and_repeatable(fashion: ImageData) -> No
     assert report["wrong_labels"] == {"share": 0.5, "count": 500, "labels_sha256": digest}
     assert report["sets"]["train"]["labels_sha256"] == digest
     assert report["sets"]["test"]["images"] == 500
-    assert report["sets"]["train"]["pixels_sha256"] == hashlib.sha256(data.train.pixels.numpy().tobytes()).hexdigest()
+    assert report["sets"]["train"]["pixels_sha256"] == hashlib.sha256(data.train.pixels.numpy().tobytes()).hexdigest()  # type: ignore[attr-defined]
     assert {key: report[key] for key in ("seed", "validation", "train_limit", "test_limit")} == {
         "seed": 3,
         "validation": 0.1,
@@ -100,15 +101,15 @@ def test_everything_at_once_is_recorded_and_repeatable(fashion: ImageData) -> No
 
 
 def test_only_training_labels_are_wrong_and_no_image_is_in_two_sets(fashion: ImageData) -> None:
-    label_of = {image.numpy().tobytes(): int(label) for image, label in zip(*_pair(fashion.train), strict=True)}
+    label_of = {image.numpy().tobytes(): int(label) for image, label in zip(*_pair(fashion.train), strict=True)}  # type: ignore[arg-type]
     data = load("fashion", seed=5, wrong_labels=0.5, validation=0.2)
     assert data.validation is not None
-    true = {split: [label_of[image.numpy().tobytes()] for image in data.splits[split].pixels] for split in TRAINING}
+    true = {split: [label_of[image.numpy().tobytes()] for image in data.splits[split].pixels] for split in TRAINING}  # type: ignore[attr-defined]
     assert data.validation.labels.tolist() == true["validation"]
     wrong = sum(found != label for found, label in zip(data.train.labels.tolist(), true["train"], strict=True))
     assert wrong == 2400
-    images = [image.numpy().tobytes() for split in TRAINING for image in data.splits[split].pixels]
-    assert sorted(images) == sorted(image.numpy().tobytes() for image in fashion.train.pixels)
+    images = [image.numpy().tobytes() for split in TRAINING for image in data.splits[split].pixels]  # type: ignore[attr-defined]
+    assert sorted(images) == sorted(image.numpy().tobytes() for image in fashion.train.pixels)  # type: ignore[attr-defined]
     assert torch.equal(data.test.labels, fashion.test.labels)
 
 
@@ -121,8 +122,8 @@ def _pair(images: Images) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_seeds_change_the_training_set_and_never_the_test_set() -> None:
     one, other = (load("fashion", seed=seed, train_limit=100, test_limit=100) for seed in (1, 2))
-    assert not torch.equal(one.train.pixels, other.train.pixels)
-    assert torch.equal(one.test.pixels, other.test.pixels)
+    assert not torch.equal(one.train.pixels, other.train.pixels)  # type: ignore[arg-type]
+    assert torch.equal(one.test.pixels, other.test.pixels)  # type: ignore[arg-type]
 
 
 def test_subsets_of_unbalanced_labels() -> None:
@@ -135,8 +136,8 @@ def test_subsets_of_unbalanced_labels() -> None:
             chosen = choose(labels, count, seed=count).tolist()
             assert chosen == sorted(set(chosen))
             assert len(chosen) == count
-    sizes = labels[balanced_subset(labels, 101, seed=1)].bincount()
-    assert int(sizes.max() - sizes.min()) == 1
+    sizes = labels[balanced_subset(labels, 101, seed=1)].bincount()  # type: ignore[assignment]
+    assert int(sizes.max() - sizes.min()) == 1  # type: ignore[attr-defined]
 
 
 BAD = [
@@ -159,7 +160,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("settings", "complaint"), BAD)
-def test_what_cannot_be_honoured_is_refused(settings: dict[str, object], complaint: str) -> None:
+def test_what_cannot_be_honoured_is_refused(settings: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         load(str(settings.get("name", "fashion")), **{key: settings[key] for key in settings if key != "name"})
 
@@ -171,9 +172,9 @@ def test_the_package_imports_no_torch() -> None:
 
 def test_smaller_images_are_means() -> None:
     whole, half = load("fashion", test_limit=20), load("fashion", test_limit=20, image_size=14)
-    pixels = whole.test.pixels.numpy().astype(float)
+    pixels = whole.test.pixels.numpy().astype(float)  # type: ignore[attr-defined]
     means = pixels.reshape(20, 1, 14, 2, 14, 2).mean(axis=(3, 5))
-    np.testing.assert_allclose(half.test.pixels.numpy(), means, atol=0.5)
+    np.testing.assert_allclose(half.test.pixels.numpy(), means, atol=0.5)  # type: ignore[attr-defined]
     assert half.image_size == (14, 14)
     assert half.std[0] < whole.std[0], "averaging takes contrast away, and the statistics must know"
 

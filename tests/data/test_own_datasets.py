@@ -45,7 +45,7 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_image_is_read_alike(form: str) -> None:
     data = from_datasets(items(FORMS[form]), items(FORMS[form][:2]), classes=["even", "odd"])
-    np.testing.assert_array_equal(data.train.pixels.numpy(), HWC.transpose(0, 3, 1, 2))
+    np.testing.assert_array_equal(data.train.pixels.numpy(), HWC.transpose(0, 3, 1, 2))  # type: ignore[attr-defined]
     assert data.train.labels.tolist() == [0, 1, 0, 1, 0, 1]
     assert data.test.labels.tolist() == [0, 1]
     assert data.class_names == ("even", "odd")
@@ -56,7 +56,7 @@ def test_every_form_of_image_is_read_alike(form: str) -> None:
 def test_grey_images_get_a_channel() -> None:
     for images in (list(HWC[..., 0]), [Image.fromarray(image) for image in HWC[..., 0]]):
         data = from_datasets(items(images), items(images), classes=2)
-        np.testing.assert_array_equal(data.train.pixels.numpy(), HWC[:, None, :, :, 0])
+        np.testing.assert_array_equal(data.train.pixels.numpy(), HWC[:, None, :, :, 0])  # type: ignore[attr-defined]
         assert data.class_names == ("0", "1")
 
 
@@ -64,7 +64,7 @@ def test_floats_are_taken_as_they_are() -> None:
     images = torch.randn(4, 3, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     dataset = TensorDataset(images, torch.tensor([0, 1, 2, 1]))
     data = from_datasets(dataset, dataset, classes=3, mean=(0, 0, 0), std=(1, 2, 3), name="mine")
-    assert torch.equal(data.train.pixels, images.float())
+    assert torch.equal(data.train.pixels, images.float())  # type: ignore[arg-type]
     assert (data.name, data.mean, data.std) == ("mine", (0, 0, 0), (1, 2, 3))
 
 
@@ -144,6 +144,6 @@ def test_images_are_checked(pixels: Tensor, labels: Tensor, complaint: str) -> N
 def test_image_data_is_checked(changes: dict[str, Any], complaint: str) -> None:
     fields = {"name": "mine", "train": images(), "test": images(), "validation": None, "class_names": ("a", "b")}
     fields |= {"mean": (0.5,) * 3, "std": (0.2,) * 3, "report": {}}
-    assert ImageData(**fields).num_classes == 2
+    assert ImageData(**fields).num_classes == 2  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=complaint):
-        ImageData(**(fields | changes))
+        ImageData(**(fields | changes))  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ PILLOW: dict[str, Callable[[Image.Image, float], Image.Image]] = {
     "contrast": blend(ImageEnhance.Contrast),
     "sharpness": blend(ImageEnhance.Sharpness),
     "posterize": lambda image, strength: ImageOps.posterize(image, 8 - round(4 * abs(strength))),
-    "solarize": lambda image, strength: ImageOps.solarize(image, 255 * (1 - abs(strength))),
+    "solarize": lambda image, strength: ImageOps.solarize(image, 255 * (1 - abs(strength))),  # type: ignore[arg-type]
     "autocontrast": lambda image, strength: ImageOps.autocontrast(image),
     "identity": lambda image, strength: image,
 }

@@ -1,5 +1,7 @@
 """RandomResizedCrop: where the regions lie, against their definition, and what they become, against Pillow."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -98,6 +100,6 @@ def test_float_images_are_resized_without_rounding() -> None:
         ({"random_resized_crop": 0.1, "pad": 4}, "set augment.pad=0"),
     ],
 )
-def test_bad_settings_are_refused(settings: dict[str, float], complaint: str) -> None:
+def test_bad_settings_are_refused(settings: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         Augment(**({"pad": 0} | settings))

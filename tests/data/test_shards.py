@@ -5,13 +5,14 @@ import re
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from pictures import add
 from PIL import Image
 
 from codistill.data.images import ImageData
 from codistill.data.load import load
+from support.pictures import add
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -44,7 +45,7 @@ def shards(tmp_path: Path) -> Path:
     return root
 
 
-def read(folder: Path, **settings: object) -> ImageData:
+def read(folder: Path, **settings: Any) -> ImageData:
     return load("folder", folder=folder, **({"image_size": 8} | settings))
 
 
@@ -99,7 +100,7 @@ def special(kind: bytes, name: str = "link.png") -> Callable[[Path], None]:
 
 
 def with_members(*members: tuple[str, bytes]) -> Callable[[Path], None]:
-    return lambda root: write(root / "train" / "shard-000002.tar", *members)
+    return lambda root: write(root / "train" / "shard-000002.tar", *members)  # type: ignore[return-value]
 
 
 def truncate(root: Path) -> None:

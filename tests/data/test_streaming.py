@@ -5,10 +5,10 @@ import os
 import signal
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from pictures import write_damaged, write_folder, write_shards
 
 from codistill.data import image_folder
 from codistill.data.images import ImageData, Images
@@ -17,7 +17,8 @@ from codistill.data.stream import BATCHES_KEPT, StreamedImages
 from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.engine.trainer import train
 from codistill.recipes.schema import Data, Recipe
-from tiny import tiny_recipe
+from support.pictures import write_damaged, write_folder, write_shards
+from support.tiny import tiny_recipe
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -35,7 +36,7 @@ def streaming(folder: Path, **data: object) -> Recipe:
     return tiny_recipe(data=Data.model_validate(settings | data).model_dump())
 
 
-def what_remains(recipe: Recipe, out: Path, **driving: object) -> dict[str, bytes]:
+def what_remains(recipe: Recipe, out: Path, **driving: Any) -> dict[str, bytes]:
     for _ in train(recipe, out, **driving):
         pass
     return {file.name: file.read_bytes() for file in (*(out / "weights").glob("*"), out / "journal.jsonl")}
@@ -73,6 +74,11 @@ def test_stopped_in_an_epoch_or_at_its_end_and_continued(
     assert what_remains(recipe, tmp_path / "run") == resident
 
 
+@pytest.mark.promise(
+    "data-workers",
+    "A data-loading process that is killed or hangs is replaced, and its request repeated; same final weights.",
+    repeated="both, both processes",
+)
 @pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_worker_that_dies_or_hangs_is_replaced_and_nothing_changes(
     fate: signal.Signals, photos: Path, resident: dict[str, bytes], tmp_path: Path
@@ -118,7 +124,7 @@ def test_two_thousand_damaged_images_do_not_stop_a_training_and_are_all_reported
         load("folder", folder=folder, image_size=SIZE, resident=False)
 
 
-def streamed(folder: Path, **settings: object) -> ImageData:
+def streamed(folder: Path, **settings: Any) -> ImageData:
     return load("folder", folder=folder, **({"image_size": SIZE, "resident": False} | settings))
 
 

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from pictures import write_folder
 
 from codistill.data.load import load
 from codistill.data.stream import StreamedImages
 from codistill.engine.trainer import train
 from codistill.recipes.schema import Data, Runtime
-from tiny import tiny_recipe
+from support.pictures import write_folder
+from support.tiny import tiny_recipe
 
 pytestmark = [
     pytest.mark.gpu,

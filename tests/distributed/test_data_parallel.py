@@ -8,96 +8,24 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from ranks import checksums, together
-from safetensors.torch import load_file
-from torch import Tensor
 
-from codistill.recipes.schema import AdamW, Augment, Data, Recipe
-from processes import in_new_process
-from tiny import tiny_recipe
-
-NETWORKS = {"a": "wrn-10-1", "b": "resnet-8"}
-CLOSE = 1e-8
-VARIANTS: dict[str, dict[str, Any]] = {
-    "dcm": {},
-    "mixup, accumulated": {"augment": Augment(pad=2, mixup=0.4).model_dump(), "accumulate": 2},
-    "adamw, clipped": {"optimizer": AdamW(lr=0.003, weight_decay=0.05, clip_norm=0.5).model_dump(), "ema": 0.0},
-    "dml, cutmix": {"method": "dml", "augment": Augment(pad=2, cutmix=1.0).model_dump(), "label_smoothing": 0.1},
-}
-
-
-def shared_recipe(variant: str = "dcm", **changes: Any) -> Recipe:
-    """Without dropout, which differs between shards. Batches of 33 and 1: shards of 17 and 16; 1 and 0."""
-    data = Data(name="fashion", train_limit=67, test_limit=51, wrong_labels=0.4).model_dump()
-    settings = {"networks": NETWORKS, "data": data, "batch_size": 33, "checkpoints": {"every_s": 1000.0}}
-    return tiny_recipe(**{**settings, **VARIANTS[variant], **changes})
-
-
-def train_meshed(world: Any, recipe: Recipe, out: Path, shards: int | None, stop_after: int | None = None) -> None:
-    from codistill.distributed.layout import LayoutRequest
-    from codistill.distributed.trainer import train_rank
-
-    torch.set_default_dtype(torch.float64)
-    train_rank(recipe, out, world, request=LayoutRequest(shards=shards), stop=after(stop_after))
-    world.shutdown()
-
-
-def train_alone(recipe: Recipe, out: Path, stop_after: int | None = None) -> None:
-    from codistill.engine.trainer import train
-
-    torch.set_default_dtype(torch.float64)
-    for _ in train(recipe, out, stop=after(stop_after)):
-        pass
-
-
-def after(steps: int | None) -> Any:
-    taken = iter(range(1, 1000))
-    return lambda: next(taken) == steps
-
-
-def tensors(out: Path) -> Mapping[str, Tensor]:
-    """Of the newest checkpoint: weights, momentum, moving averages, sums."""
-    return load_file(max((out / "checkpoints").iterdir()) / "tensors.safetensors")
-
-
-def assert_close(out: Path, alone: Path) -> None:
-    mine, theirs = tensors(out), tensors(alone)
-    assert mine.keys() == theirs.keys()
-    assert len(mine) > 100
-    for name, tensor in mine.items():
-        torch.testing.assert_close(
-            tensor, theirs[name], rtol=CLOSE, atol=CLOSE, msg=lambda text, name=name: name + text
-        )
-
-
-def assert_same_story(out: Path, alone: Path) -> None:
-    """What the journal says of every epoch: terms and errors of training, and the evaluation of every image once."""
-    for mine, theirs in zip(*([json.loads(line) for line in lines(folder)] for folder in (out, alone)), strict=True):
-        assert mine.keys() == theirs.keys()
-        assert (mine["epoch"], mine["skipped"]) == (theirs["epoch"], theirs["skipped"])
-        assert mine["terms"] == pytest.approx(theirs["terms"], rel=CLOSE)
-        assert mine["train_error"] == pytest.approx(theirs["train_error"], abs=1e-5)
-        for name, metrics in theirs["test"].items():
-            assert mine["test"][name] == pytest.approx(metrics, rel=1e-5, abs=1e-4), name
-
-
-def lines(folder: Path) -> list[str]:
-    found = (folder / "journal.jsonl").read_text().splitlines()
-    assert len(found) == 2
-    return found
-
-
-def trained_alone(recipes: Mapping[str, Recipe], places: pytest.TempPathFactory) -> dict[str, Path]:
-    """Where each was trained in one process."""
-    folders = {}
-    for variant, recipe in recipes.items():
-        folders[variant] = places.mktemp("alone") / "run"
-        assert in_new_process(train_alone, recipe, folders[variant]) == 0
-    return folders
+from codistill.recipes.schema import Augment
+from support.mesh import (
+    VARIANTS,
+    assert_close,
+    assert_same_story,
+    shared_recipe,
+    tensors,
+    train_alone,
+    train_meshed,
+    trained_alone,
+)
+from support.processes import in_new_process
+from support.ranks import together
+from support.runs import checksums
 
 
 @pytest.fixture(scope="module")
@@ -153,8 +81,8 @@ def test_shards_are_the_batch(augment: Augment, shards: int) -> None:
     plan = draw_epoch(training, 0)
     plans = [replace(plan, share=Share(index, shards)) for index in range(shards)]
     for step in range(len(plan)):
-        images, labels = training.batch(plan.step(step))
-        parts = [training.batch(each.step(step)) for each in plans]
+        images, labels = training.augment(plan.step(step))
+        parts = [training.augment(each.step(step)) for each in plans]
         assert torch.equal(torch.cat([part for part, _ in parts]), images)
         assert torch.equal(torch.cat([part for _, part in parts]), labels)
         for each, (part, _) in zip(plans, parts, strict=True):

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks import checksums, recipe_of, together, train_alone
 
 from codistill.recipes.schema import AdamW, Augment, Recipe
-from processes import in_new_process
+from support.processes import in_new_process
+from support.ranks import recipe_of, together
+from support.runs import checksums, train
 
 
 def train_one_epoch(recipe: Recipe, out: Path) -> None:
@@ -54,7 +55,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Mapping[int, Mapping[str,
     outcomes = {}
     for networks in (2, 3, 4):
         out = tmp_path_factory.mktemp("alone") / "run"
-        assert in_new_process(train_alone, recipe_of(networks), out) == 0
+        assert in_new_process(train, recipe_of(networks), out) == 0
         outcomes[networks] = outcome(out)
     assert [len(files) for files in outcomes.values()] == [4, 5, 6]
     return outcomes
@@ -88,7 +89,7 @@ def test_begun_spread_and_finished_alone(tmp_path: Path) -> None:
         accumulate=2,
         ema=0.0,
     )
-    assert in_new_process(train_alone, recipe, tmp_path / "alone") == 0
+    assert in_new_process(train, recipe, tmp_path / "alone") == 0
     assert together(2, train_spread, recipe, tmp_path / "spread", None, 1) == [0, 0]
-    assert in_new_process(train_alone, recipe, tmp_path / "spread") == 0
+    assert in_new_process(train, recipe, tmp_path / "spread") == 0
     assert outcome(tmp_path / "spread") == outcome(tmp_path / "alone")

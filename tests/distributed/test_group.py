@@ -1,28 +1,20 @@
 """What ranks send each other: predictions and no more, and errors that name the missing rank."""
 
 import json
-import os
 import re
-import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from ranks import ranks_of, recipe_of, together, wait_for
 
 from codistill.data.images import ImageData
 from codistill.distributed import group
 from codistill.recipes.schema import Recipe
+from support.ranks import end_oddly, ranks_of, recipe_of, together, wait_for, written_bytes
 
 BATCH, CLASSES, EXCHANGES = 128, 100, 50
-
-
-def written_bytes() -> int:
-    """Returns the bytes this process has written so far, sockets included, as the kernel counts them."""
-    lines = Path("/proc/self/io").read_text().splitlines()
-    return int(next(line.split()[1] for line in lines if line.startswith("wchar")))
 
 
 def count_bytes(world: Any, recipe: Recipe, split: str, notes: Path) -> None:
@@ -107,27 +99,6 @@ def test_ranks_of_different_trainings_all_raise_the_same(tmp_path: Path) -> None
     for message, difference in zip(said, differences, strict=True):
         assert message.startswith("rank 2 was started for another training than rank 0:\n  ")
         assert re.search(difference, message), message
-
-
-def end_oddly(world: Any, how: str, recipe: Recipe, out: Path, notes: Path) -> None:
-    """The last rank fails, is killed or stopped after its second step; the others write down their error."""
-    from codistill.distributed.trainer import train_rank
-
-    taken = 0
-
-    def heartbeat(*_: object) -> None:
-        nonlocal taken
-        taken += 1
-        if world.rank == world.size - 1 and taken == 2:
-            if how == "fails":
-                raise ValueError("my disk is full")
-            os.kill(os.getpid(), signal.SIGKILL if how == "killed" else signal.SIGSTOP)
-
-    try:
-        train_rank(recipe, out, world, heartbeat=heartbeat)
-    except ValueError as error:
-        (notes / f"{world.rank}").write_text(f"{type(error).__name__}: {error}")
-    os._exit(3)
 
 
 @pytest.mark.parametrize(

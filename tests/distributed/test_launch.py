@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from ranks import checksums, train_alone
 from typer.testing import CliRunner
 
 from codistill import recipes
@@ -20,22 +19,11 @@ from codistill.cli.app import app
 from codistill.distributed.launch import LAUNCHER, is_orphaned, launch, local_store
 from codistill.distributed.layout import LayoutRequest, check_request
 from codistill.distributed.rendezvous import is_loopback
-from processes import in_new_process
+from support.processes import in_new_process
+from support.ranks import LAUNCHED
+from support.runs import checksums, train
 
 CODISTILL = [sys.executable, "-m", "codistill"]
-# Two networks, four steps an epoch, saved after every one.
-TINY = [
-    "quickstart",
-    "networks={a: wrn-10-1-dropout-0.3, b: resnet-8}",
-    "data.train_limit=100",
-    "data.test_limit=50",
-    "batch_size=25",
-    "evaluation.every_epochs=1",
-    "length.epochs=6",
-    "checkpoints.every_s=0",
-    "runtime.device=cpu",
-    "runtime.threads=1",
-]
 
 
 @contextmanager
@@ -59,14 +47,14 @@ def ranks_under(launcher: int) -> list[int]:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     out = tmp_path_factory.mktemp("undisturbed") / "run"
-    assert in_new_process(train_alone, recipes.get(TINY[0], TINY[1:]), out) == 0
+    assert in_new_process(train, recipes.get(LAUNCHED[0], LAUNCHED[1:]), out) == 0
     return dict(checksums(out))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
 def test_killed_stopped_and_continued_it_ends_as_if_undisturbed(undisturbed: dict[str, str], tmp_path: Path) -> None:
     out = tmp_path / "run"
-    command = [*CODISTILL, "train", *TINY, "--nproc=2", "--out", str(out)]
+    command = [*CODISTILL, "train", *LAUNCHED, "--nproc=2", "--out", str(out)]
     with started(*command) as training:
         line_of(training.stdout, "epoch 1/6")
         os.kill(ranks_under(training.pid)[0], signal.SIGKILL)
@@ -132,7 +120,7 @@ def test_a_rank_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch, tmp
 def test_wrong_input_is_reported_once_and_not_retried(tmp_path: Path) -> None:
     """The folder is found to be another's only when all ranks have started."""
     (tmp_path / "thesis.txt").write_text("years of work")
-    command = [*CODISTILL, "train", *TINY, "--nproc=2", "--out", str(tmp_path)]
+    command = [*CODISTILL, "train", *LAUNCHED, "--nproc=2", "--out", str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 2
     assert ended.stderr.count("error: ") == 1
@@ -153,7 +141,7 @@ def test_wrong_input_is_reported_once_and_not_retried(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_options_are_refused_before_anything_starts(options: list[str], message: str, tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["train", *TINY, *options, "--out", str(tmp_path / "run")])
+    result = CliRunner().invoke(app, ["train", *LAUNCHED, *options, "--out", str(tmp_path / "run")])
     assert result.exit_code == 2
     assert message in result.stderr
     assert list(tmp_path.iterdir()) == []
@@ -163,7 +151,7 @@ def test_torchrun_starts_it_too(undisturbed: dict[str, str], tmp_path: Path) -> 
     """And restarts it, although its store, which all attempts share, still has the addresses of dead ranks."""
     out = tmp_path / "run"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=2"]
-    with started(*torchrun, "-m", "codistill", "train", *TINY, "--out", str(out)) as training:
+    with started(*torchrun, "-m", "codistill", "train", *LAUNCHED, "--out", str(out)) as training:
         line_of(training.stdout, "epoch 2/6")
         if sys.platform == "linux":
             os.kill(ranks_under(training.pid)[1], signal.SIGKILL)
@@ -180,7 +168,7 @@ def test_a_port_in_use_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         place = {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "localhost", "MASTER_PORT": taken.getsockname()[1]}
         for variable, value in place.items():
             monkeypatch.setenv(variable, str(value))
-        ended = CliRunner().invoke(app, ["train", *TINY, "--timeout=2", "--out", str(tmp_path / "run")])
+        ended = CliRunner().invoke(app, ["train", *LAUNCHED, "--timeout=2", "--out", str(tmp_path / "run")])
     assert ended.exit_code == 2
     assert "error: rank 0 cannot meet the other ranks at localhost" in ended.stderr
     assert "its port is in use; choose another" in ended.stderr

@@ -1,11 +1,11 @@
 """Which mesh is chosen for a number of ranks, and which requests are refused."""
 
 import pytest
-from ranks import recipe_of
 
 from codistill.data.batches import Share
 from codistill.distributed.layout import Layout, LayoutRequest, Split, check_request, choose_layout, rank_loads
-from tiny import tiny_recipe
+from support.ranks import recipe_of
+from support.tiny import tiny_recipe
 
 COSTS = {"a": 5.0, "b": 4.0, "c": 3.0, "d": 2.0}
 

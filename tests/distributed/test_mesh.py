@@ -9,18 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import together
 from safetensors.torch import load_file, save_file
-from test_group import written_bytes
 from torch import Tensor
 
 from codistill.data.batches import Share
-from codistill.engine.fast.sections import as_it_is
-from codistill.engine.parts import Functions, PlainWay
 from codistill.engine.peers import ALONE, Alone
 from codistill.engine.schedule import Position, TrainingSchedule
+from codistill.engine.step import PlainExecutor, Programs
 from codistill.recipes.schema import Constant, Recipe, Sgd
-from tiny import tiny_recipe
+from support.mesh import mesh_of, take_steps, training_of
+from support.ranks import together, written_bytes
+from support.tiny import tiny_recipe
 
 BATCH, RATE, STEPS = 33, 0.05, 3
 SHARES = [slice(0, 17), slice(17, 33)]
@@ -45,34 +44,6 @@ def float64() -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
-def training_of(recipe: Recipe, *peers: Any) -> Any:
-    from codistill.data.load import load
-    from codistill.engine.runtime import prepare
-    from codistill.engine.state import prepare_training
-
-    torch.set_default_dtype(torch.float64)
-    return prepare_training(recipe, load(recipe.data, seed=recipe.seed), prepare(recipe.runtime), *peers)
-
-
-def mesh_of(world: Any, recipe: Recipe, split: str, shards: int) -> Any:
-    from codistill.distributed.layout import Layout, Split
-    from codistill.distributed.mesh import MeshPeers
-
-    return MeshPeers(world, Layout(Split.parse(split, recipe), shards), recipe)
-
-
-def take_steps(training: Any, count: int) -> None:
-    from codistill.engine.schedule import Position, TrainingSchedule
-    from codistill.engine.step import choose_step
-    from codistill.engine.trainer import draw_epoch
-
-    step, plan = choose_step(training), draw_epoch(training, 0)
-    timetable = TrainingSchedule.of(training.recipe, len(training.data.splits["train"]))
-    batches = [plan.step(index) for index in range(count)]
-    for index, batch in enumerate(training.peers.following(batches, training.batch)):
-        step(batch, timetable.context(Position(0, index)))
-
-
 def contiguous(module: torch.nn.Module) -> dict[str, Tensor]:
     return {name: tensor.contiguous() for name, tensor in module.state_dict().items()}
 
@@ -81,7 +52,7 @@ def batches_of(training: Any) -> list[tuple[Tensor, Tensor]]:
     from codistill.engine.trainer import draw_epoch
 
     plan = draw_epoch(training, 0)
-    return [training.batch(plan.step(index)) for index in range(len(plan))]
+    return [training.augment(plan.step(index)) for index in range(len(plan))]
 
 
 @torch.no_grad()
@@ -123,56 +94,19 @@ def test_without_synchronised_batch_norm_every_shard_normalises_itself(tmp_path:
         assert_same_weights(load_file(tmp_path / f"{rank}.safetensors"), training.cohort)
 
 
-def step_with_old_predictions(world: Any, recipe: Recipe, notes: Path) -> None:
-    training = training_of(recipe, mesh_of(world, recipe, "a,b", 1))
-    take_steps(training, STEPS)
-    save_file(contiguous(training.cohort), notes / f"{world.rank}.safetensors")
-    assert training.peers.words[-1] == "predictions one step old"
-    assert (world.traffic.exchanges, world.traffic.bytes_sent) == (STEPS, 3 * (33 + 33 + 4) * 10 * 8)
-
-
-def test_predictions_one_step_old(tmp_path: Path, float64: None) -> None:
-    """The others' predictions of this batch are from before their last update; the first step's are fresh."""
-    recipe = plain_recipe(processes={"predictions": "one_step_old"})
-    assert together(2, step_with_old_predictions, recipe, tmp_path) == [0, 0]
-
-    training = training_of(recipe)
-    batches = batches_of(training)
-    assert [len(labels) for _, labels in batches] == [33, 33, 4]
-    old: dict[str, Tensor] | None = None
-    for index, (images, labels) in enumerate(batches):
-        ahead = None
-        if index + 1 < len(batches):
-            before = deepcopy(training.cohort)  # whose running statistics do not matter
-            ahead = {name: logits.detach() for name, logits in before(batches[index + 1][0]).items()}
-        fresh = training.cohort(images)
-        sources = old or {name: logits.detach() for name, logits in fresh.items()}
-        gradients = {}
-        for network, member in training.cohort.members.items():
-            known = {name: fresh[name] if name.startswith(f"{network}/") else sources[name] for name in fresh}
-            total = training.objective(known, labels).total
-            names = [f"members.{network}.{name}" for name, _ in member.named_parameters()]
-            gradients |= zip(names, torch.autograd.grad(total, list(member.parameters())), strict=True)
-        descend(training, gradients)
-        old = ahead
-
-    for rank in range(2):
-        assert_same_weights(load_file(tmp_path / f"{rank}.safetensors"), training.cohort)
-
-
 def step_with_a_nonfinite_shard(world: Any, recipe: Recipe, notes: Path) -> None:
     """On the second of three steps, a's logits of the second shard are not finite: only rank 1 sees it."""
     from codistill.distributed.mesh import checksum
 
     mesh = mesh_of(world, recipe, "a,b", 2)
     training = training_of(recipe, mesh)
-    run, taken = mesh.run, iter(range(STEPS))
+    forward, taken = PlainExecutor.forward, iter(range(STEPS))
 
-    def run_nonfinite(name: str, network: Any, images: Tensor) -> Mapping[str, Tensor]:
+    def forward_nonfinite(executor: PlainExecutor, images: Tensor, at: Any) -> Mapping[str, Tensor]:
         factor = torch.nan if next(taken) == 1 and world.rank == 1 else 1.0
-        return run(name, lambda x, fork: {name: logits * factor for name, logits in network(x, fork).items()}, images)
+        return {name: logits * factor for name, logits in forward(executor, images, at).items()}
 
-    mesh.run = run_nonfinite
+    PlainExecutor.forward = forward_nonfinite  # type: ignore[method-assign, assignment]
     before = written_bytes()
     take_steps(training, STEPS)
     (name,) = training.cohort.members
@@ -209,8 +143,8 @@ def test_every_shard_has_its_own_dropout(float64: None) -> None:
         share = Share(1, 2)
 
     recipe = plain_recipe(networks={"a": "wrn-10-1-dropout-0.3", "b": "resnet-8"})
-    turn, images = TrainingSchedule.of(recipe, 70).context(Position()), torch.randn(4, 1, 28, 28)
-    first, again, second = (logits_of(training_of(recipe, peers), images, turn) for peers in (ALONE, ALONE, Second()))
+    at, images = TrainingSchedule.of(recipe, 70).context(Position()), torch.randn(4, 1, 28, 28)
+    first, again, second = (logits_of(training_of(recipe, peers), images, at) for peers in (ALONE, ALONE, Second()))
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert {name: torch.equal(first[name], second[name]) for name in first} == {
         name: name.startswith("b/") for name in first
@@ -218,8 +152,8 @@ def test_every_shard_has_its_own_dropout(float64: None) -> None:
     assert len(first) == 6
 
 
-def logits_of(training: Any, images: Tensor, turn: Any) -> Mapping[str, Tensor]:
-    return PlainWay(training, Functions.of(training, training.cohort, as_it_is)).forward(images, turn)
+def logits_of(training: Any, images: Tensor, at: Any) -> Mapping[str, Tensor]:
+    return PlainExecutor(training, Programs(training, training.cohort).short).forward(images, at)
 
 
 def refuse_everywhere(world: Any, notes: Path) -> None:

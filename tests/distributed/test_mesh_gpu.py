@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranks import together, train_alone
 from safetensors.torch import load_file
 from torch import Tensor
 
 from codistill.recipes.schema import Data, Recipe, Runtime
-from processes import in_new_process
-from tiny import tiny_recipe
+from support.processes import in_new_process
+from support.ranks import together
+from support.runs import train
+from support.tiny import tiny_recipe
 
 pytestmark = [
     pytest.mark.gpu,
@@ -56,7 +57,7 @@ def tensors(out: Path) -> dict[str, Tensor]:
 def test_as_in_one_process(shards: int, weights: str, mesh: str, close: float, tmp_path: Path) -> None:
     """Weights in float32, where sums in another order are 1e-3 apart; statistics show what batch norm really saw."""
     recipe = one_step().replace(processes={"weights": weights})
-    assert in_new_process(train_alone, recipe, tmp_path / "alone") == 0
+    assert in_new_process(train, recipe, tmp_path / "alone") == 0
     assert together(2, train_on_gpu, recipe, tmp_path / "mesh", shards) == [0, 0]
     assert mesh in json.loads((tmp_path / "mesh" / "result.json").read_text())["path"]
     mine, theirs = tensors(tmp_path / "mesh"), tensors(tmp_path / "alone")

@@ -3,13 +3,13 @@
 import itertools
 
 import pytest
-from ranks import recipe_of
 
 from codistill.data.load import load
 from codistill.distributed.layout import Layout, LayoutRequest, Split, check_request
 from codistill.distributed.trainer import count_flops
 from codistill.recipes.schema import Recipe
-from tiny import tiny_recipe
+from support.ranks import recipe_of
+from support.tiny import tiny_recipe
 
 
 def taught() -> Recipe:

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ranks import checksums, train_alone
-from test_launch import TINY
 
 from codistill import recipes
-from processes import in_new_process
-from stress import STRESS
+from support.processes import in_new_process
+from support.ranks import LAUNCHED
+from support.runs import checksums, train
+from support.stress import STRESS
 
 HOSTS = {"codistill0": "10.77.0.1", "codistill1": "10.77.0.2"}
 
@@ -53,7 +53,7 @@ def start(rank: int, out: Path) -> "subprocess.Popen[str]":
         "GLOO_SOCKET_IFNAME": "cable",
     }
     folder = out if rank == 0 else out.parent / "not-here"
-    command = ["ip", "netns", "exec", f"codistill{rank}", sys.executable, "-m", "codistill", "train", *TINY]
+    command = ["ip", "netns", "exec", f"codistill{rank}", sys.executable, "-m", "codistill", "train", *LAUNCHED]
     return subprocess.Popen(
         [*command, "--timeout=15", "--out", str(folder)],
         env={**os.environ, **place},
@@ -82,6 +82,6 @@ def test_a_cut_cable_ends_both_and_the_same_command_continues(hosts: None, tmp_p
     ended = [rank.communicate(timeout=120) for rank in again]
     assert [rank.returncode for rank in again] == [0, 0], ended
     assert "continues after epoch" in ended[0][0]
-    assert in_new_process(train_alone, recipes.get(TINY[0], TINY[1:]), alone) == 0
+    assert in_new_process(train, recipes.get(LAUNCHED[0], LAUNCHED[1:]), alone) == 0
     assert checksums(out) == checksums(alone)
     assert not (tmp_path / "not-here").exists()

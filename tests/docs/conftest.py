@@ -7,7 +7,8 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from building import ROOT, build
+
+from support.site import ROOT, build
 
 
 @pytest.fixture(scope="session")

@@ -3,13 +3,13 @@
 import re
 
 import pytest
-from building import ROOT
 from torch import nn
 
 from codistill import Cohort, recipes
 from codistill.data.cifar import CIFARS
 from codistill.networks.families import architecture
 from codistill.recipes.schema import learning_rate
+from support.site import ROOT
 
 PAGE = (ROOT / "docs" / "differences.md").read_text(encoding="utf-8")
 RECIPE = "cifar100/wrn-28-4-twins"

@@ -5,12 +5,12 @@ import shlex
 from pathlib import Path
 
 import pytest
-from building import ROOT
 from typer.main import get_command
 
 from codistill.cli.app import app
 from codistill.recipes import parse, resolve
 from codistill.studies import catalogue
+from support.site import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(r"^```(?:sh)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from building import ROOT
-from markup import Markup
+
+from support.markup import Markup
+from support.site import ROOT
 
 NOTEBOOK = json.loads((ROOT / "examples" / "codistill.ipynb").read_text(encoding="utf-8"))
 CODE = [cell for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]
@@ -26,7 +27,7 @@ def run(source: str, names: dict[str, Any]) -> Shown:
     """What a cell prints, and how a notebook displays its last line."""
     tree, last, printed = ast.parse(source), None, StringIO()
     if isinstance(tree.body[-1], ast.Expr):
-        last = ast.Expression(tree.body.pop().value)
+        last = ast.Expression(tree.body.pop().value)  # type: ignore[attr-defined]
     with redirect_stdout(printed):
         exec(compile(tree, "notebook", "exec"), names)
         value = None if last is None else eval(compile(last, "notebook", "eval"), names)

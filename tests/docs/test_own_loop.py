@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from building import ROOT
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from codistill import Cohort
+from support.site import ROOT
 
 BLOCKS = re.findall(r"^```py\n(.*?)^```$", (ROOT / "docs" / "own-loop.md").read_text(), re.MULTILINE | re.DOTALL)
 LIGHTNING, ACCELERATE = BLOCKS
@@ -42,7 +42,7 @@ def check_learned(network: nn.Module) -> None:
 def test_lightning(loader: DataLoader[Any], tmp_path: Path) -> None:
     if find_spec("lightning") is None:
         pytest.skip("no Lightning here; type pip install lightning")
-    import zoo  # noqa: F401  Lightning imports torchvision where there is one
+    from support import zoo  # noqa: F401  Lightning imports torchvision where there is one
 
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     network = defined(LIGHTNING)["fit"](

@@ -1,11 +1,10 @@
 """Studies' tables as notebooks show them: every cell, and nothing but text in it."""
 
-from markup import Markup
-
 from codistill.studies import catalogue
 from codistill.studies.analysis import StudyTables, build_tables
 from codistill.studies.statistics import Summary
 from codistill.studies.tables import Table
+from support.markup import Markup
 
 EVIL = '<script>alert("1")</script>'
 

@@ -9,7 +9,7 @@ import pytest
 WIDTHS = {"telephone": 320, "desk": 1600}
 
 
-@pytest.fixture(params=WIDTHS.values(), ids=WIDTHS)
+@pytest.fixture(params=WIDTHS.values(), ids=WIDTHS)  # type: ignore[call-overload, untyped-decorator]
 def page(request: pytest.FixtureRequest, chromium: Any, address: str) -> Iterator[Any]:
     """A page on which nothing may go wrong and from which nothing may go out."""
     context = chromium.new_context(viewport={"width": request.param, "height": 900}, color_scheme="light")

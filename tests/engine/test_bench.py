@@ -1,6 +1,5 @@
 """The benchmark counts what it says it counts; how fast anything is, is not for a test."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +8,16 @@ import torch
 from safetensors.torch import save_file
 
 from codistill.data.device import OnDevice
-from codistill.data.images import Images
 from codistill.engine.bench import EPOCH_STEPS, Runner, bench, matmul_flops_per_s, random_data
-from codistill.engine.fast.compiler import compiled_whole
-from codistill.engine.parts import PARTS, Functions, FunctionsBySize, PlainWay
+from codistill.engine.fast.compiler import compile_function
 from codistill.engine.runtime import prepared
 from codistill.engine.state import prepare_training
-from codistill.engine.step import choose_step
+from codistill.engine.step import PARTS, PlainExecutor, Programs
+from codistill.engine.trainer import choose_step
 from codistill.networks.cost import cost
 from codistill.networks.families import architecture
 from codistill.recipes.schema import Augment, Runtime
-from tiny import tiny_recipe
+from support.tiny import tiny_recipe
 
 
 def test_a_bench_of_the_plain_step() -> None:
@@ -38,7 +36,7 @@ def test_a_bench_of_the_plain_step() -> None:
 def test_the_parts_are_of_all_steps_of_an_update(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of four batches for one update, one in four has an update to measure."""
     updates = []
-    monkeypatch.setattr(PlainWay, "update", lambda way: updates.append(way))
+    monkeypatch.setattr(PlainExecutor, "update", lambda executor: updates.append(executor))
     with prepared(Runtime(device="cpu", threads=1)) as machine:
         data = random_data(1, 8, 10, images=32 * EPOCH_STEPS)
         training = prepare_training(tiny_recipe(accumulate=4), data, machine)
@@ -59,47 +57,25 @@ def test_data_smaller_than_a_batch_are_a_full_batch() -> None:
     """Which is compiled, as the log says."""
     with prepared(Runtime(device="cpu", threads=1)) as machine:
         training = prepare_training(tiny_recipe(batch_size=64), random_data(1, 8, 10, images=40), machine)
-        assert FunctionsBySize(training, training.cohort).full_size == 40
-
-
-@pytest.mark.parametrize("has_kernel", [True, False])
-def test_images_are_not_compiled_where_a_kernel_makes_them(has_kernel: bool) -> None:
-    prepared_ones: list[object] = []
-
-    def prepare(function: object) -> object:
-        prepared_ones.append(function)
-        return function
-
-    with prepared(Runtime(device="cpu", threads=1)) as machine:
-        training = prepare_training(tiny_recipe(), random_data(1, 8, 10, images=40), machine)
-        training = replace(training, data=replace(training.data, has_kernel=has_kernel))
-        functions = Functions.of(training, training.cohort, prepare)
-    assert functions.batch == training.batch
-    assert (training.batch in prepared_ones) is not has_kernel
+        assert Programs(training, training.cohort).full_size == 40
 
 
 @pytest.mark.parametrize(
-    ("device", "compiled", "augmentation", "has_kernel"),
+    ("has_triton", "augmentation", "has_kernel"),
     [
-        ("cuda", True, {}, True),
-        ("cuda", False, {}, False),
-        ("cpu", True, {}, False),
-        ("cuda", True, {"mixup": 0.2}, False),
-        ("cuda", True, {"cutmix": 0.2}, False),
-        ("cuda", True, {"randaugment": 9}, False),
-        ("cuda", True, {"random_resized_crop": 0.5, "pad": 0}, False),
+        (True, {}, True),
+        (False, {}, False),
+        (True, {"mixup": 0.2}, False),
+        (True, {"cutmix": 0.2}, False),
+        (True, {"randaugment": 9}, False),
+        (True, {"random_resized_crop": 0.5, "pad": 0}, False),
     ],
 )
-def test_where_a_kernel_makes_images(
-    device: str, compiled: bool, augmentation: dict[str, Any], has_kernel: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only where networks have kernels: compile=false is without Triton, the way out where that does not run."""
+def test_where_a_kernel_makes_images(has_triton: bool, augmentation: dict[str, Any], has_kernel: bool) -> None:
+    """Only with the Triton kernels: kernels=torch is the way out where those do not run."""
     data = random_data(1, 8, 10, images=4)
-    monkeypatch.setattr("codistill.data.device.find_spec", lambda name: name)
-    monkeypatch.setattr(torch, "tensor", lambda values, **_: values)  # there may be no such device
-    monkeypatch.setattr(Images, "to", lambda images, _: images)
-    settings = Augment(**augmentation)
-    assert OnDevice.of(data, torch.device(device), settings, compiled=compiled).has_kernel is has_kernel
+    on_device = OnDevice.of(data, torch.device("cpu"), Augment(**augmentation), has_triton=has_triton)
+    assert on_device.has_kernel is has_kernel
 
 
 def test_random_images_stand_in_for_as_many_as_a_training_has() -> None:
@@ -141,5 +117,5 @@ def test_what_cannot_be_one_graph_is_refused_with_what_to_type() -> None:
             print("a graph break")
             return x + 1
 
-    with pytest.raises(ValueError, match=r"torch.compile refuses Broken: .*; set runtime.compile=false"):
-        compiled_whole(Broken())(torch.ones(2))
+    with pytest.raises(ValueError, match=r"torch.compile refuses Broken: .*; set runtime.kernels=torch"):
+        compile_function(Broken())(torch.ones(2))

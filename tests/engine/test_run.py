@@ -16,7 +16,8 @@ from codistill.errors import RunError
 from codistill.recipes import parse
 from codistill.recipes.schema import Recipe
 from codistill.runs.folder import RunFolder
-from tiny import tiny_recipe
+from codistill.runs.result import read_result
+from support.tiny import tiny_recipe
 
 
 def run(recipe: Recipe, out: Path) -> int:
@@ -43,7 +44,7 @@ def test_what_a_finished_run_leaves(finished: Path) -> None:
     assert result["networks"]["a"]["last"] == journal[-1]["test"]["a/final"]
     # resnet-8: stem 144 + 32, blocks 4,672 + 13,952 + 55,552, classifier 650
     assert result["networks"]["b"]["parameters"] == 75_002
-    assert result["path"] == "fp32, step by step"
+    assert result["path"] == "fp32, torch kernels, step by step"
     assert result["data"]["wrong_labels"]["count"] == 28
     assert "captured" not in (finished / "train.log").read_text()
     assert "step by step" in (finished / "train.log").read_text()
@@ -116,7 +117,7 @@ def test_what_a_killed_process_left_unfinished_is_gone_in_the_end(tmp_path: Path
 def images(seed: int) -> ImageData:
     drawn = torch.randint(256, (80, 1, 28, 28), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
     items = [(image, number % 10) for number, image in enumerate(drawn)]
-    return from_datasets(items, items[:20], classes=10)
+    return from_datasets(items, items[:20], classes=10)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -162,7 +163,7 @@ def test_torch_is_left_as_it_was(tmp_path: Path) -> None:
     run(tiny_recipe(length={"epochs": 1}, runtime=runtime), tmp_path / "run")
     assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == switches
     assert torch.equal(torch.rand(3), expected)
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["path"] == "bf16, step by step"
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["path"] == "bf16, torch kernels, step by step"
 
 
 def test_another_recipe_is_refused_with_the_difference(finished: Path) -> None:
@@ -193,14 +194,54 @@ def test_what_cannot_change_what_is_learned_may_change_on_the_way(finished: Path
 
 
 def test_a_run_may_move_to_another_machine(finished: Path) -> None:
-    elsewhere = tiny_recipe(runtime={"device": "cuda", "threads": 2, "compile": True, "precision": "fp32"})
+    elsewhere = tiny_recipe(runtime={"device": "cuda", "threads": 2, "kernels": "triton", "precision": "fp32"})
     assert RunFolder(finished).changes_to(elsewhere) == [
         "runtime.device: cpu → cuda",
-        "runtime.compile: false → true",
+        "runtime.precision: auto → fp32",
+        "runtime.kernels: auto → triton",
         "runtime.threads: 1 → 2",
     ]
-    with pytest.raises(RunError, match=r"another recipe:\n  runtime\.precision: fp32 → bf16\nRepeat"):
+    with pytest.raises(RunError, match=r"another recipe:\n  runtime\.precision: auto → bf16\nRepeat"):
         RunFolder(finished).changes_to(tiny_recipe(runtime={"device": "cuda", "precision": "bf16"}))
+
+
+def test_a_run_keeps_the_precision_that_auto_was_when_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, auto = tmp_path / "run", tiny_recipe(length={"epochs": 1})
+    stops = iter([False, True])
+    for _ in train(auto, out, stop=lambda: next(stops)):
+        pass
+    assert json.loads((out / "environment.json").read_text())["precision"] == "fp32"
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("codistill.engine.runtime.is_since_ampere", lambda device_type: True)
+        elsewhere.setattr("codistill.engine.runtime.has_triton", lambda: False)
+        elsewhere.setattr("torch.cuda.get_device_name", lambda: "NVIDIA TEST")
+        with pytest.raises(
+            RunError, match=r"began in fp32, and runtime.precision=auto is bf16 .*runtime.precision=fp32"
+        ):
+            run(auto, out)
+        named = tiny_recipe(length={"epochs": 1}, runtime={"device": "cpu", "threads": 1, "precision": "fp32"})
+        assert run(named, out) == 1
+    assert parse.load(out / "recipe.yaml") == named
+    result = read_result(out / "result.json")
+    assert (result.precision, result.trained) == ("fp32", named)
+    assert run(auto, out) == 0, "finished, and auto is not another recipe"
+
+
+def test_a_run_of_an_earlier_version_keeps_its_precision_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose environment does not name it: its recipe does."""
+    out = tmp_path / "run"
+    named = tiny_recipe(length={"epochs": 1}, runtime={"device": "cpu", "threads": 1, "precision": "bf16"})
+    stops = iter([False, True])
+    for _ in train(named, out, stop=lambda: next(stops)):
+        pass
+    environment = json.loads((out / "environment.json").read_text())
+    assert environment.pop("precision") == "bf16"
+    (out / "environment.json").write_text(json.dumps(environment))
+    for _ in range(2):
+        with pytest.raises(RunError, match=r"began in bf16, and .*auto is fp32 .*runtime.precision=bf16"):
+            run(tiny_recipe(length={"epochs": 1}), out)
+    assert run(named, out) == 1
+    assert read_result(out / "result.json").precision == "bf16"
 
 
 def test_a_finished_run_is_so_wherever_it_was_computed(finished: Path) -> None:

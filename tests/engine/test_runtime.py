@@ -2,15 +2,18 @@
 
 import logging
 import os
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from codistill.data.images import Images
+from codistill.engine import runtime
 from codistill.engine.evaluate import evaluate
 from codistill.engine.fast.compiler import prepare_compiler
-from codistill.engine.runtime import prepared
+from codistill.engine.runtime import Machine, prepare, prepared
 from codistill.recipes.schema import Runtime
 
 
@@ -104,3 +107,108 @@ def test_evaluations_do_not_try_algorithms(monkeypatch: pytest.MonkeyPatch) -> N
     evaluate(classify, Images(torch.zeros(5, 1, 2, 2, dtype=torch.uint8), torch.arange(5)), batch_size=2)
     assert tried == [False, False, False]
     assert torch.backends.cudnn.benchmark is True
+
+
+H100, A100, T4 = (9, 0), (8, 0), (7, 5)
+
+
+@pytest.fixture
+def on(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Machine]:
+    """Resolve settings on a device that may not be here, without touching torch's switches for it."""
+
+    def resolve(device: str, capability: tuple[int, int] | None, *, triton: bool = True, **asked: Any) -> Machine:
+        monkeypatch.setattr(runtime, "_device", lambda asked: torch.device(device))
+        monkeypatch.setattr(runtime, "cuda_capability", lambda: capability)
+        monkeypatch.setattr(runtime, "has_triton", lambda: triton)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA TEST")
+        monkeypatch.setattr(torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
+        sharded = asked.pop("sharded", False)
+        return prepare(Runtime(**asked), sharded=sharded)
+
+    return resolve
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "triton", "precision", "kernels", "winograd"),
+    [
+        ("cuda", H100, True, "bf16", "triton", "auto"),
+        ("cuda", A100, True, "bf16", "triton", "auto"),
+        ("cuda", H100, False, "bf16", "torch", "off"),
+        ("cuda", T4, True, "fp32", "torch", "off"),
+        ("cuda", None, True, "fp32", "torch", "off"),  # AMD's
+        ("mps", None, True, "fp32", "torch", "off"),
+        ("cpu", None, True, "fp32", "torch", "off"),
+        ("cpu", H100, True, "fp32", "torch", "off"),  # runtime.device=cpu beside a GPU
+    ],
+)
+def test_what_auto_chooses(
+    on: Callable[..., Machine],
+    device: str,
+    capability: tuple[int, int] | None,
+    triton: bool,
+    precision: str,
+    kernels: str,
+    winograd: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    machine = on(device, capability, triton=triton)
+    assert (machine.precision, machine.kernels, machine.winograd) == (precision, kernels, winograd)
+    said = [message for message in caplog.messages if "chosen for NVIDIA TEST" in message]
+    assert len(said) == (precision == "bf16")
+    assert all(("runtime.kernels" in message) == (kernels == "triton") for message in said)
+
+
+def test_what_is_asked_for_is_not_chosen(on: Callable[..., Machine], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    for precision in ("fp32", "tf32", "bf16"):
+        for kernels in ("torch", "inductor", "triton"):
+            machine = on("cuda", H100, precision=precision, kernels=kernels)
+            assert (machine.precision, machine.kernels) == (precision, kernels)
+    assert on("cuda", T4, kernels="triton").kernels == "triton"
+    assert [on("cuda", H100, winograd=word).winograd for word in ("auto", "on", "off")] == ["auto", "on", "off"]
+    assert on("cuda", H100, precision="bf16", kernels="triton").words == ["bf16", "Triton kernels"]
+    caplog.clear()
+    on("cuda", H100, precision="bf16", kernels="torch")
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "triton", "lacking"),
+    [
+        ("cpu", None, True, "an NVIDIA GPU"),
+        ("mps", None, True, "an NVIDIA GPU"),
+        ("cuda", None, True, "an NVIDIA GPU"),
+        ("cuda", H100, False, "the package triton"),
+        ("cpu", None, False, "an NVIDIA GPU.* and the package triton"),
+    ],
+)
+def test_triton_that_cannot_run_is_refused_with_what_to_type(
+    on: Callable[..., Machine], device: str, capability: tuple[int, int] | None, triton: bool, lacking: str
+) -> None:
+    with pytest.raises(ValueError, match=f"runtime.kernels=triton needs {lacking}.*Type runtime.kernels=auto"):
+        on(device, capability, triton=triton, kernels="triton")
+
+
+def test_what_needs_torch_gets_it_from_auto(on: Callable[..., Machine]) -> None:
+    assert on("cuda", H100, activation_checkpointing=True).kernels == "torch"
+    assert on("cuda", H100, sharded=True).kernels == "torch"
+
+
+def test_winograd_without_its_kernels_has_no_effect_and_says_so(
+    on: Callable[..., Machine], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert on("cpu", None, winograd="on").winograd == "off"
+    assert caplog.messages == ["runtime.winograd=on has no effect here: runtime.kernels=auto is torch"]
+
+
+def test_the_capability_is_that_of_an_nvidia_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(torch.version, "hip", None)
+    assert runtime.cuda_capability() == (9, 0)
+    monkeypatch.setattr(torch.version, "hip", "6.2")
+    assert runtime.cuda_capability() is None
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert runtime.cuda_capability() is None

@@ -18,9 +18,9 @@ from codistill.engine.optim import set_learning_rate
 from codistill.engine.runtime import prepare
 from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.engine.state import Training, prepare_training
-from codistill.engine.step import choose_step
+from codistill.engine.trainer import choose_step
 from codistill.recipes.schema import Recipe, Sgd, Steps
-from tiny import tiny_recipe
+from support.tiny import tiny_recipe
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
@@ -62,7 +62,7 @@ def test_twenty_steps_by_hand_and_by_the_library_give_the_same_weights() -> None
     nets = tuple(copy.deepcopy(member) for member in training.cohort.members.values())
     before = torch.cat([parameter.detach().flatten() for parameter in training.cohort.parameters()])
     draws = [trainer.draw_epoch(training, now // 3).step(now % 3) for now in range(20)]
-    by_hand.train(nets, [training.batch(drawn) for drawn in draws], lr=0.05, momentum=0.9, weight_decay=5e-4)
+    by_hand.train(nets, [training.augment(drawn) for drawn in draws], lr=0.05, momentum=0.9, weight_decay=5e-4)  # type: ignore[arg-type]
     take_steps(training, 20)
     for ours, theirs in zip(training.cohort.members.values(), nets, strict=True):
         for (name, tensor), expected in zip(ours.state_dict().items(), theirs.state_dict().values(), strict=True):

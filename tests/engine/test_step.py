@@ -1,4 +1,4 @@
-"""The ways to run a step give the same numbers: sections, weights in bfloat16, padded channels."""
+"""The ways to run a step give the same numbers: compiled sections, bfloat16 shadow weights, padded channels."""
 
 from contextlib import nullcontext
 
@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from codistill import Cohort
-from codistill.engine.fast.sections import Sections, as_it_is, compiled
-from codistill.engine.fast.shadow import Lowered
+from codistill.engine.fast.compiler import compile_network
+from codistill.engine.fast.shadow import ShadowWeights
 from codistill.networks.layers import BatchNorm2d, padded_convolution
 
 NETWORKS = {"a": "wrn-10-1-dropout-0.3", "b": "densenet-10-4", "c": "resnet-8", "d": "mobilenet"}
@@ -23,60 +23,55 @@ def images(seed: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_sections_compute_what_the_member_does(name: str) -> None:
+def test_compiled_sections_compute_what_the_member_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[object] = []
+    monkeypatch.setattr("codistill.engine.fast.compiler.compile_function", lambda part: compiled.append(part) or part)
     member = small_cohort().members[name]
     torch.manual_seed(3)
     expected = member(images())
     torch.manual_seed(3)
-    actual = Sections(member, as_it_is)(images(), nullcontext)
+    actual = compile_network(member)(images())
     assert list(actual) == list(expected)
     assert len(actual) == 3
+    assert len(compiled) == 3 + 2, "the trunk between its exits, and the heads"
     for exit_name, logits in expected.items():
         assert torch.equal(actual[exit_name], logits)
 
 
-def test_a_fork_opens_where_the_head_hangs() -> None:
-    """Not where the trunk ends: otherwise nothing would run side by side."""
+def test_a_fork_opens_at_the_exit_of_its_head() -> None:
+    """Not where the trunk ends: otherwise nothing would overlap."""
     member, events = small_cohort().members["c"], []
 
-    def noted(module: torch.nn.Module) -> torch.nn.Module:
-        module.register_forward_hook(lambda *_: events.append("ran"))
-        return module
+    def note(event: str) -> nullcontext[None]:
+        events.append(event)
+        return nullcontext()
 
-    Sections(member, noted)(images(), lambda: events.append("fork") or nullcontext())  # type: ignore[func-returns-value]
-    assert events == ["ran", "fork", "ran", "fork", "ran", "ran", "ran"]
-
-
-def test_deep_networks_are_compiled_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[torch.nn.Module] = []
-    monkeypatch.setattr("codistill.engine.fast.sections.compiled_whole", lambda module: seen.append(module) or module)
-    deep = Cohort({"a": "resnet-110"}, num_classes=5).members["a"]
-    Sections(deep, compiled)
-    # stem and 18 blocks; 18; 18 and the classifier; heads of 9 + 9 and of 18 blocks with their classifiers
-    assert len(seen) == 19 + 18 + 19 + 19 + 19
-    seen.clear()
-    Sections(Cohort({"a": "wrn-28-4"}, num_classes=5).members["a"], compiled)
-    assert len(seen) == 5
+    for part_name, part in [*member.backbone.stages.items(), ("classifier", member.backbone.classifier)]:
+        part.register_forward_hook(lambda *_, part_name=part_name: events.append(part_name))
+    for head in member.heads.values():
+        head.register_forward_hook(lambda *_: events.append("head"))
+    member(images(), lambda: note("fork"))
+    assert events == ["stem", "stage1", "fork", "stage2", "fork", "stage3", "classifier", "head", "head"]
 
 
-def test_lowered_weights_are_autocasts_numbers() -> None:
+def test_shadow_weights_give_autocasts_numbers() -> None:
     """Logits and gradients, bit for bit, twice with an update between, which the copy must see."""
     cohort, twin = small_cohort(), small_cohort()
-    lowered = Lowered(cohort)
+    weights = ShadowWeights(cohort)
     for seed in (0, 1):
-        lowered.refresh()
-        for networks in (lowered.cohort, twin):
+        weights.refresh()
+        for networks in (weights.cohort, twin):
             torch.manual_seed(seed)
             with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
                 logits = networks(images(seed))
             sum(F.cross_entropy(x.float(), torch.arange(4)) for x in logits.values()).backward()
-        lowered.hand_over_gradients()
+        weights.move_gradients_to_master()
         parameters = list(zip(cohort.parameters(), twin.parameters(), strict=True))
         assert len(parameters) > 100
         for ours, theirs in parameters:
             assert ours.grad is not None
             assert ours.grad.dtype is torch.float32
-            assert torch.equal(ours.grad, theirs.grad)
+            assert torch.equal(ours.grad, theirs.grad)  # type: ignore[arg-type]
         for networks in (cohort, twin):
             torch.optim.SGD(networks.parameters(), lr=0.1).step()
             networks.zero_grad()
@@ -84,10 +79,10 @@ def test_lowered_weights_are_autocasts_numbers() -> None:
         assert torch.equal(buffer, twin.get_buffer(name)), name
 
 
-def test_the_lowered_copy_shares_all_but_its_weights() -> None:
+def test_the_shadow_cohort_shares_all_but_its_weights() -> None:
     cohort = small_cohort()
     cohort.members["b"].requires_grad_(False)
-    copy = Lowered(cohort).cohort
+    copy = ShadowWeights(cohort).cohort
     for name, parameter in copy.named_parameters():
         original = cohort.get_parameter(name)
         assert (parameter is original) == (parameter.dtype is torch.float32)

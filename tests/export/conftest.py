@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_runs import train
 from torch import Tensor
 
 from codistill.data import embedded
@@ -13,7 +12,8 @@ from codistill.data.augmentation import normalise
 from codistill.export.export import Exported, export_network
 from codistill.export.formats import FORMATS
 from codistill.recipes.schema import Length
-from tiny import tiny_recipe
+from support.runs import train
+from support.tiny import tiny_recipe
 
 Folders = pytest.TempPathFactory
 

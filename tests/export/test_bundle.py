@@ -8,12 +8,12 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from tiny_runs import train
 
 from codistill.export import bundle
 from codistill.export.export import Exported, code, export_network
 from codistill.recipes.schema import Length
-from tiny import tiny_recipe
+from support.runs import train
+from support.tiny import tiny_recipe
 
 FILES = {"labels.json", "preprocessing.json", "MODEL_CARD.md", "export.json"}
 

@@ -8,10 +8,8 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from test_round_trip import CLASSIFY, SCRIPTS, run
 from torch import Tensor, nn
 
-import zoo
 from codistill.data import embedded
 from codistill.data.augmentation import normalise
 from codistill.data.images import ImageData, Images
@@ -20,7 +18,9 @@ from codistill.export import bundle
 from codistill.export.export import Exported, export_network
 from codistill.export.formats import FORMATS
 from codistill.recipes.schema import Length
-from tiny import tiny_recipe
+from support import zoo
+from support.exports import CLASSIFY, SCRIPTS, run
+from support.tiny import tiny_recipe
 
 NETWORKS = {"a": "timm:resnet10t", "b": "torchvision:squeezenet1_1"}
 BUILD = {
@@ -123,7 +123,7 @@ def test_the_documented_script_works(
 ) -> None:
     """The library alone, as docs/export.md says."""
     (tmp_path / "exported").symlink_to(shipped["a", "safetensors"].model.parent)
-    Image.fromarray(embedded.read().test.pixels[0, 0].numpy()).save(tmp_path / "photo.png")
+    Image.fromarray(embedded.read().test.pixels[0, 0].numpy()).save(tmp_path / "photo.png")  # type: ignore[index]
     classify = '\nwith torch.no_grad():\n    np.save("logits.npy", network(torch.from_numpy(images)).numpy())'
     run(Path(zoo.__file__).read_text(encoding="utf-8") + SCRIPTS[0] + SCRIPTS[3] + classify, tmp_path)
     assert np.abs(np.load(tmp_path / "logits.npy") - truth["a"][:1].numpy()).max() <= 1e-4

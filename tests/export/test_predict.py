@@ -24,7 +24,7 @@ IMAGES = 70  # more than one batch
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("photos")
-    for number, pixels in enumerate(embedded.read().test.pixels[:IMAGES, 0]):
+    for number, pixels in enumerate(embedded.read().test.pixels[:IMAGES, 0]):  # type: ignore[index]
         Image.fromarray(pixels.numpy()).save(folder / f"{number:02}.png")
     return folder
 
@@ -99,7 +99,7 @@ def test_a_pipe_is_not_waited_for(exported: dict[str, Exported], photos: Path, t
 
 def ready(channels: str, size: int, crop: int, mean: tuple[float, ...]) -> LoadedExport:
     how = Preprocessing(
-        channels=channels,  # type: ignore[arg-type]
+        channels=channels,
         resize=(size, size),
         centre_crop=(crop, crop),
         mean=mean,
@@ -208,7 +208,7 @@ def test_an_image_of_another_shape_is_fitted_as_in_training(fit: str, left_half:
         fit=fit,
         centre_crop=(8, 8),
         mean=(0.5,) * 3,
-        std=(0.25,) * 3,  # type: ignore[arg-type]
+        std=(0.25,) * 3,
     )
     read = LoadedExport(classify=lambda images: images, labels=("a", "b"), preprocessing=how).read(
         tmp_path / "wide.png"

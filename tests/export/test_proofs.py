@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import zoo
 from codistill.export.export import Exported, latency_ms, prove, require_same, same_nodes
 from codistill.export.formats import FORMATS
 from codistill.export.network import load_network
@@ -18,6 +17,7 @@ from codistill.networks.densenet import DenseNet
 from codistill.networks.families import FAMILIES
 from codistill.networks.mobilenet import MobileNet, MobileNetV2
 from codistill.networks.resnet import CifarResNet, ImageNetResNet, PreActivationResNet, WideResNet
+from support import zoo
 
 SHAPE = (1, 28, 28)
 

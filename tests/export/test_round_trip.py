@@ -1,8 +1,5 @@
 """Every format gives the network's own logits on 1,000 real images, also where codistill cannot be imported."""
 
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,31 +14,7 @@ from codistill.export import bundle
 from codistill.export.export import Exported
 from codistill.export.formats import FORMATS
 from codistill.networks.families import architecture
-
-DOCS = Path(__file__).parents[2] / "docs" / "export.md"
-ALONE = """
-import sys
-sys.modules["codistill"] = None
-try:
-    import codistill
-except ImportError:
-    pass
-else:
-    raise SystemExit("codistill can be imported")
-"""
-CLASSIFY = {
-    "pt2": """
-import numpy as np, torch
-with torch.no_grad():
-    np.save("logits.npy", torch.export.load(sys.argv[1]).module()(torch.from_numpy(np.load("images.npy"))).numpy())
-""",
-    "onnx": """
-import numpy as np, onnxruntime
-session = onnxruntime.InferenceSession(sys.argv[1])
-np.save("logits.npy", session.run(None, {"images": np.load("images.npy")})[0])
-""",
-}
-SCRIPTS = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+from support.exports import CLASSIFY, SCRIPTS, run
 
 
 @pytest.fixture(scope="session")
@@ -113,7 +86,7 @@ def test_the_documented_scripts_work(
 ) -> None:
     assert len(SCRIPTS) == 6
     (tmp_path / "exported").symlink_to(exported[name].model.parent)
-    Image.fromarray(embedded.read().test.pixels[0, 0].numpy()).save(tmp_path / "photo.png")
+    Image.fromarray(embedded.read().test.pixels[0, 0].numpy()).save(tmp_path / "photo.png")  # type: ignore[index]
     classify = "\nimport torch\nlogits = network(torch.from_numpy(images)).numpy()" if name == "safetensors" else ""
     save = '\nnp.save("logits.npy", logits)'
     said = run(SCRIPTS[0] + SCRIPTS[script] + classify + save, tmp_path, alone=name != "safetensors")
@@ -137,11 +110,3 @@ def test_labels_and_preprocessing(exported: dict[str, Exported]) -> None:
             "layout": "NCHW",
             "dtype": "float32",
         }
-
-
-def run(script: str, folder: Path, *arguments: str, alone: bool = True) -> str:
-    """What a script prints in a process of its own, one that has no codistill if it is to be alone."""
-    command = [sys.executable, "-c", (ALONE if alone else "") + script, *arguments]
-    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout

@@ -10,7 +10,6 @@ import torch
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tiny_runs import train
 
 from codistill.data import embedded
 from codistill.engine import trainer
@@ -21,7 +20,8 @@ from codistill.recipes.schema import Length
 from codistill.report.overview import read_overview
 from codistill.report.page import live_page
 from codistill.runs.checkpoint import Store
-from tiny import tiny_recipe
+from support.runs import train
+from support.tiny import tiny_recipe
 
 
 def saved_weights(run: Path, prefix: str) -> dict[str, torch.Tensor]:

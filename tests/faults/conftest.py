@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from stress import Counted
+from support.stress import Counted
 
 MARK = "stress: "
 

@@ -9,56 +9,57 @@ import shutil
 import struct
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from checkpoints import NAMES, assert_is, content, filled, seal
 from codistill.errors import RunError
 from codistill.runs.checkpoint import Store
-from stress import DAMAGES
+from support.checkpoints import NAMES, assert_is, content, filled, seal
+from support.stress import DAMAGES, Counted
 
 
-def flip(path, chance):
+def flip(path: Path, chance: random.Random) -> None:
     data = bytearray(path.read_bytes())
     data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
     path.write_bytes(data)
 
 
-def truncate(path, chance):
+def truncate(path: Path, chance: random.Random) -> None:
     os.truncate(path, chance.randrange(path.stat().st_size))
 
 
-def append(path, chance):
+def append(path: Path, chance: random.Random) -> None:
     with path.open("ab") as file:
         file.write(chance.choice([b"\n", b" ", b"\0", chance.randbytes(chance.randint(1, 5000))]))
 
 
-def zero_page(path, chance):
+def zero_page(path: Path, chance: random.Random) -> None:
     data = path.read_bytes()
     start = 4096 * chance.randrange((len(data) + 4095) // 4096)
     path.write_bytes(data[:start] + bytes(len(data[start : start + 4096])) + data[start + 4096 :])
 
 
-def exchange(left, right):
+def exchange(left: Path, right: Path) -> None:
     aside = left.with_name("aside")
     left.rename(aside)
     right.rename(left)
     aside.rename(right)
 
 
-def swap_within(path, chance):
+def swap_within(path: Path, chance: random.Random) -> None:
     exchange(path, path.with_name(chance.choice([name for name in NAMES if name != path.name])))
 
 
-def swap_between(path, _):
+def swap_between(path: Path, _: Any) -> None:
     exchange(path, path.parents[1] / "step-00000002" / path.name)
 
 
-def swap_checkpoints(path, _):
+def swap_checkpoints(path: Path, _: Any) -> None:
     exchange(path.parent, path.parents[1] / "step-00000002")
 
 
-def stale_manifest(path, chance):
+def stale_manifest(path: Path, chance: random.Random) -> None:
     """Of the step before, or of the same step saved at another time."""
     folder = path.parent
     other = folder.parent / "step-00000002"
@@ -70,10 +71,18 @@ def stale_manifest(path, chance):
 KINDS = [flip, truncate, append, zero_page, swap_within, swap_between, swap_checkpoints, stale_manifest]
 
 
-def test_every_damage_is_noticed_and_the_one_before_is_used(tmp_path, caplog, monkeypatch, counted):
+@pytest.mark.promise(
+    "damage",
+    "Damage at rest (flipped bit, truncated, appended, zeroed page, files swapped, stale manifest) is "
+    "detected and named, and the checkpoint before is used.",
+    repeated="{DAMAGES} damaged checkpoints, all detected",
+)
+def test_every_damage_is_noticed_and_the_one_before_is_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, counted: Counted
+) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)
     filled(tmp_path / "pristine", 1, 2, 3, keep=3)
-    folder, chance, noticed, kinds = tmp_path / "damaged", random.Random(5), 0, Counter()
+    folder, chance, noticed, kinds = tmp_path / "damaged", random.Random(5), 0, Counter()  # type: ignore[var-annotated]
     for number in range(DAMAGES):
         shutil.copytree(tmp_path / "pristine", folder)
         kind, name = KINDS[number % len(KINDS)], NAMES[number // len(KINDS) % len(NAMES)]
@@ -88,12 +97,12 @@ def test_every_damage_is_noticed_and_the_one_before_is_used(tmp_path, caplog, mo
     counted("damaged checkpoints, all noticed and left out", noticed)
 
 
-def test_what_is_intact_raises_no_alarm(tmp_path, caplog):
+def test_what_is_intact_raises_no_alarm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert_is(filled(tmp_path, 1, 2).newest(), 2)
     assert not caplog.records
 
 
-def test_every_bit_of_the_manifest_and_the_state_counts(tmp_path, caplog):
+def test_every_bit_of_the_manifest_and_the_state_counts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
     store = filled(tmp_path, 1, 2)
     flipped = 0
@@ -110,28 +119,28 @@ def test_every_bit_of_the_manifest_and_the_state_counts(tmp_path, caplog):
     assert flipped > 1000
 
 
-def replaced_by_link(folder):
+def replaced_by_link(folder: Path) -> None:
     (folder / "state.json").rename(folder.parent / "outside.json")
     (folder / "state.json").symlink_to(folder.parent / "outside.json")
 
 
-def replaced_by_pipe(folder):
+def replaced_by_pipe(folder: Path) -> None:
     (folder / "state.json").unlink()
     os.mkfifo(folder / "state.json")
 
 
-def linked_folder(folder):
+def linked_folder(folder: Path) -> None:
     folder.rename(folder.with_name("outside"))
     folder.symlink_to(folder.with_name("outside"))
 
 
-def not_a_folder(folder):
+def not_a_folder(folder: Path) -> None:
     shutil.rmtree(folder)
     folder.write_text("")
 
 
-def listing(name):
-    def apply(folder):
+def listing(name: str) -> Any:
+    def apply(folder: Path) -> None:
         manifest = json.loads((folder / "manifest.json").read_text())
         manifest["files"][name] = manifest["files"].pop("state.json")
         (folder / "manifest.json").write_text(json.dumps(manifest, sort_keys=True, indent=2))
@@ -139,20 +148,20 @@ def listing(name):
     return apply
 
 
-def newer_format(folder):
+def newer_format(folder: Path) -> None:
     text = (folder / "manifest.json").read_text()
     (folder / "manifest.json").write_text(text.replace('"format": 1', '"format": 2'))
 
 
-def sealed(name, data):
-    def apply(folder):
+def sealed(name: str, data: Any) -> Any:
+    def apply(folder: Path) -> None:
         (folder / name).write_bytes(data)
         seal(folder, 2)
 
     return apply
 
 
-def tensors_file(header, data=b"", length=None):
+def tensors_file(header: Any, data: Any = b"", length: int | None = None) -> bytes:
     text = json.dumps(header).encode()
     return struct.pack("<Q", len(text) if length is None else length) + text + data
 
@@ -188,7 +197,9 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_what_is_not_a_checkpoint_is_named_and_left_out(tmp_path, caplog, case):
+def test_what_is_not_a_checkpoint_is_named_and_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, case: Any
+) -> None:
     harm, words = HOSTILE[case]
     store = filled(tmp_path, 1, 2)
     harm(tmp_path / "step-00000002")
@@ -198,7 +209,7 @@ def test_what_is_not_a_checkpoint_is_named_and_left_out(tmp_path, caplog, case):
     assert words in caplog.text
 
 
-def test_where_none_is_intact_nothing_starts_anew(tmp_path):
+def test_where_none_is_intact_nothing_starts_anew(tmp_path: Path) -> None:
     store = filled(tmp_path, 1, 2)
     for step in (1, 2):
         (tmp_path / f"step-{step:08d}" / "state.json").unlink()
@@ -209,14 +220,16 @@ def test_where_none_is_intact_nothing_starts_anew(tmp_path):
 
 
 @pytest.mark.parametrize(("number", "falls_back"), [(errno.EIO, True), (errno.EACCES, False), (errno.ENOMEM, False)])
-def test_a_bad_sector_is_damage_but_a_lack_of_rights_is_not(tmp_path, monkeypatch, number, falls_back):
+def test_a_bad_sector_is_damage_but_a_lack_of_rights_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, falls_back: Any
+) -> None:
     store = filled(tmp_path, 1, 2)
     opened = os.open
 
-    def failing_open(path, *arguments, **options):
+    def failing_open(path: Path, *arguments: Any, **options: Any) -> None:
         if Path(path).parent.name == "step-00000002":
             raise OSError(number, os.strerror(number), str(path))
-        return opened(path, *arguments, **options)
+        return opened(path, *arguments, **options)  # type: ignore[return-value]
 
     monkeypatch.setattr(os, "open", failing_open)
     if falls_back:

@@ -6,15 +6,17 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from checkpoints import NAMES, assert_is, content, filled, listed
 from codistill.errors import RunError
 from codistill.runs import checkpoint, files
 from codistill.runs.checkpoint import Store
-from stress import FAULT_ROUNDS, KILLED_SAVES
+from support.checkpoints import NAMES, assert_is, content, filled, listed
+from support.stress import FAULT_ROUNDS, KILLED_SAVES, Counted
 
 
 class Death(BaseException):
@@ -24,27 +26,29 @@ class Death(BaseException):
 class Faults:
     """Count the operations that change the disk and let the k-th fail: before it, after it, or a write half way."""
 
-    def __init__(self, monkeypatch, fail_at=None, when="before", error=None):
-        self.fail_at, self.when, self.error, self.done, self.dead = fail_at, when, error, [], False
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, fail_at: Any = None, when: str = "before", error: Any = None
+    ) -> None:
+        self.fail_at, self.when, self.error, self.done, self.dead = fail_at, when, error, [], False  # type: ignore[var-annotated]
         for name in ("fsync", "rename", "mkdir", "unlink", "rmdir"):
             monkeypatch.setattr(os, name, self.watched(name, getattr(os, name)))
         opened = builtins.open
 
-        def watched_open(path, mode="r", *arguments, **options):
+        def watched_open(path: Path, mode: Any = "r", *arguments: Any, **options: Any) -> Any:
             file = opened(path, mode, *arguments, **options)
             return Writer(self, file) if "w" in mode else file
 
         monkeypatch.setattr(builtins, "open", watched_open)
 
-    def watched(self, name, operation):
-        def operate(*arguments, **options):
+    def watched(self, name: str, operation: Any) -> Any:
+        def operate(*arguments: Any, **options: Any) -> Any:
             if name == "fsync":  # counted, not done: the test is of the order, and the disk is slow
                 return self.operate(name, lambda: None, lambda: None)
             return self.operate(name, lambda: None, lambda: operation(*arguments, **options))
 
         return operate
 
-    def operate(self, name, half, whole):
+    def operate(self, name: str, half: Any, whole: Any) -> Any:
         if self.dead:
             raise Death
         self.done.append(name)
@@ -56,19 +60,19 @@ class Faults:
 
 
 class Writer:
-    def __init__(self, faults, file):
+    def __init__(self, faults: Any, file: Any) -> None:
         self.faults, self.file = faults, file
 
-    def __enter__(self):
+    def __enter__(self) -> Any:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: Any) -> None:
         self.file.close()
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self.file, name)
 
-    def write(self, data):
+    def write(self, data: Any) -> Any:
         middle = len(data) // 2
         return self.faults.operate("write", lambda: self.file.write(data[:middle]), lambda: self.file.write(data))
 
@@ -85,12 +89,18 @@ SAVING = 10  # mkdir, three writes and their fsyncs, fsync of the folder, rename
 REMOVING = 4  # three files and their folder
 
 
+@pytest.mark.promise(
+    "fault-in-a-save",
+    "A fault before, in the middle of or after every write, fsync, rename and removal of a save leaves "
+    "the newest checkpoint or the one before; the disk full and read-only too.",
+    repeated="684 points, {FAULT_ROUNDS} times each",
+)
 @pytest.mark.parametrize("situation", SITUATIONS)
 @pytest.mark.parametrize("error", [None, errno.ENOSPC, errno.EROFS], ids=["death", "disk full", "read-only"])
 @pytest.mark.parametrize("when", ["before", "half", "after"])
 def test_a_fault_at_any_operation_leaves_the_newest_or_the_one_before(
-    tmp_path, monkeypatch, counted, situation, error, when
-):
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: Counted, situation: Any, error: Any, when: str
+) -> None:
     steps, keep, step = SITUATIONS[situation]
     filled(tmp_path / "pristine", *steps, keep=keep) if steps else (tmp_path / "pristine").mkdir()
     previous = steps[-1] if steps else None
@@ -103,7 +113,9 @@ def test_a_fault_at_any_operation_leaves_the_newest_or_the_one_before(
         counted("faults before, in and after every write, fsync, rename and removal of a save", points)
 
 
-def fault_strikes(tmp_path, monkeypatch, keep, previous, step, fault):
+def fault_strikes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: int, previous: Any, step: int, fault: Any
+) -> Any:
     """Save with a fault and look at what is left; False when the save has no so-many-th operation."""
     folder = tmp_path / "struck"
     shutil.copytree(tmp_path / "pristine", folder)
@@ -140,20 +152,22 @@ def fault_strikes(tmp_path, monkeypatch, keep, previous, step, fault):
     return struck
 
 
-def test_everything_is_on_the_disk_before_the_rename_and_the_rename_before_anything_is_removed(tmp_path, monkeypatch):
+def test_everything_is_on_the_disk_before_the_rename_and_the_rename_before_anything_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     events = []
     fsync, rename, rmtree = os.fsync, os.rename, shutil.rmtree
 
-    def watched_fsync(descriptor):
+    def watched_fsync(descriptor: Any) -> Any:
         events.append(("fsync", os.fstat(descriptor).st_ino, os.fstat(descriptor).st_size))
         fsync(descriptor)
 
-    def watched_rename(source, target):
-        events.append(("rename", Path(source).name, Path(target).name))
+    def watched_rename(source: Path, target: Any) -> Any:
+        events.append(("rename", Path(source).name, Path(target).name))  # type: ignore[arg-type]
         rename(source, target)
 
-    def watched_removal(folder):
-        events.append(("removal", Path(folder).name))
+    def watched_removal(folder: Path) -> Any:
+        events.append(("removal", Path(folder).name))  # type: ignore[arg-type]
         rmtree(folder)
 
     store = filled(tmp_path, 1, keep=1)
@@ -161,7 +175,7 @@ def test_everything_is_on_the_disk_before_the_rename_and_the_rename_before_anyth
     monkeypatch.setattr(os, "rename", watched_rename)
     monkeypatch.setattr(shutil, "rmtree", lambda folder, **_: watched_removal(folder) if folder.exists() else None)
     path = store.save(2, *content(2))
-    counts = events.index(("rename", ".tmp-step-00000002", "step-00000002"))
+    counts = events.index(("rename", ".tmp-step-00000002", "step-00000002"))  # type: ignore[arg-type]
     before = {event[1]: event[2] for event in events[:counts]}
     for name in NAMES:
         assert before[(path / name).stat().st_ino] == (path / name).stat().st_size
@@ -176,7 +190,7 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 sys.path.insert(0, sys.argv[1])
-from checkpoints import assert_is, content
+from support.checkpoints import assert_is, content
 from codistill.runs.checkpoint import Store
 folder, kills, instant = Path(sys.argv[2]), int(sys.argv[3]), random.Random(int(sys.argv[4]))
 promised = leftovers = 0
@@ -206,7 +220,12 @@ print(promised, leftovers)
 """
 
 
-def test_killed_at_any_instant_what_save_returned_for_is_there(tmp_path, counted):
+@pytest.mark.promise(
+    "saved-is-saved",
+    "A checkpoint whose `save` has returned exists, whenever the process is killed afterwards.",
+    repeated="{KILLED_SAVES} SIGKILLs of a process that saves without pause",
+)
+def test_killed_at_any_instant_what_save_returned_for_is_there(tmp_path: Path, counted: Counted) -> None:
     (tmp_path / "checkpoints").mkdir()
     here = Path(__file__).parents[1]
     ended = subprocess.run(
@@ -224,7 +243,7 @@ def test_killed_at_any_instant_what_save_returned_for_is_there(tmp_path, counted
 
 
 @pytest.fixture
-def small_disk(tmp_path):
+def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "disk"
     folder.mkdir()
     mounted = shutil.which("mount") and subprocess.run(
@@ -236,7 +255,13 @@ def small_disk(tmp_path):
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_full_disk_keeps_what_was_saved(small_disk, monkeypatch, counted):
+@pytest.mark.promise(
+    "disk",
+    "A full disk, a read-only one, a folder that vanished: a clear message, the previous state intact, "
+    "nothing partial left.",
+    repeated="a real disk full at 21 sizes",
+)
+def test_a_full_disk_keeps_what_was_saved(small_disk: Path, monkeypatch: pytest.MonkeyPatch, counted: Counted) -> None:
     monkeypatch.setattr(checkpoint, "require_space", lambda *_: None)
     store = filled(small_disk, 1)
     needed = sum(path.stat().st_size for path in (small_disk / "step-00000001").iterdir())
@@ -256,13 +281,14 @@ def test_a_full_disk_keeps_what_was_saved(small_disk, monkeypatch, counted):
     assert_is(store.newest(), 2)
 
 
-def test_a_disk_too_small_is_noticed_before_anything_is_written(small_disk):
+def test_a_disk_too_small_is_noticed_before_anything_is_written(small_disk: Path) -> None:
     with pytest.raises(RunError, match=rf"{small_disk}: no space left: 0\.0 MB are needed.*1\.0 MB are free"):
         Store(small_disk).save(2, *content(2))
     assert listed(small_disk) == []
 
 
-def test_a_read_only_disk_keeps_what_was_saved(small_disk, monkeypatch):
+@pytest.mark.promise("disk")
+def test_a_read_only_disk_keeps_what_was_saved(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "require_space", lambda *_: None)
     store = filled(small_disk, 1)
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
@@ -271,7 +297,7 @@ def test_a_read_only_disk_keeps_what_was_saved(small_disk, monkeypatch):
     assert_is(store.newest(), 1)
 
 
-def test_space_is_checked_before_anything_is_written(tmp_path, monkeypatch):
+def test_space_is_checked_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = filled(tmp_path, 1)
     monkeypatch.setattr(files, "MARGIN_BYTES", 10**18)
     with pytest.raises(RunError, match=rf"{tmp_path}: no space left: 0\.0 MB are needed.*MB are free"):
@@ -280,7 +306,8 @@ def test_space_is_checked_before_anything_is_written(tmp_path, monkeypatch):
     assert_is(store.newest(), 1)
 
 
-def test_a_run_folder_that_vanished_is_not_made_anew(tmp_path):
+@pytest.mark.promise("disk")
+def test_a_run_folder_that_vanished_is_not_made_anew(tmp_path: Path) -> None:
     store = Store(tmp_path / "run" / "checkpoints")
     with pytest.raises(RunError, match=f"{tmp_path}/run/checkpoints: cannot save .*does not exist"):
         store.save(1, *content(1))

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from codistill import recipes
 from codistill.cli.app import app
 from codistill.recipes import parse
-from stress import FUZZED, STRESS, Counted
+from support.stress import FUZZED, STRESS, Counted
 
 SCREEN_LINES = 40
 SOURCES = ("quickstart", "cifar100/resnet-110-twins", "table3/c2", "kd/wrn-28-10-resnet-110")
@@ -110,6 +110,12 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.promise(
+    "input",
+    "Any recipe and any command line is accepted and round-trips, or is refused with exit code 2 on one "
+    "screen; no traceback, nothing written.",
+    repeated="{FUZZED}, half by mutation and half by hypothesis",
+)
 def test_mutated_recipes_and_command_lines(desk: Path, counted: Counted) -> None:
     assert survives("quickstart"), "what is sound is accepted"
     chance, accepted, count = random.Random(11), 0, FUZZED // 2
@@ -133,6 +139,7 @@ ANYTHING = st.recursive(
 )
 
 
+@pytest.mark.promise("input")
 def test_anything_in_any_place(desk: Path, counted: Counted) -> None:
     file, seen = desk / "recipe.yaml", [0]
 

@@ -13,14 +13,15 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
 from codistill.cli.app import app
-from processes import in_new_process
-from stress import Counted
+from support.processes import in_new_process
+from support.stress import Counted
 
 TERABYTE = 2**40
 MEMORY_BYTES = 300 * 2**20
@@ -90,7 +91,7 @@ def folder_with(name: str, content: bytes) -> Callable[[Path, Path], list[str]]:
     return arguments
 
 
-def shards_with(**member: object) -> Callable[[Path, Path], list[str]]:
+def shards_with(**member: Any) -> Callable[[Path, Path], list[str]]:
     """Tar shards of which one holds a member that asks for more than an image's bytes."""
 
     def arguments(desk: Path, marker: Path) -> list[str]:
@@ -173,6 +174,13 @@ HOSTILE = {
 }
 
 
+@pytest.mark.promise(
+    "hostile-files",
+    "Hostile files are refused with a message: nothing is executed or written, and less than 300 MiB of "
+    "memory is used. Pickles, tars, terabyte headers, YAML bombs, image bombs. The tests of each reader "
+    "have more of them.",
+    repeated="{HOSTILE} files through the command line",
+)
 @pytest.mark.parametrize("case", HOSTILE)
 def test_hostile_files_are_refused(case: str, tmp_path: Path, counted: Counted) -> None:
     desk, marker = tmp_path / "desk", tmp_path / "marker"

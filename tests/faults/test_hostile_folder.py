@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from codistill.cli.app import app
 from codistill.recipes.schema import Length
-from processes import in_new_process, started_process
-from runs import run_to_the_end
-from tiny import tiny_recipe
+from support.processes import in_new_process, started_process
+from support.runs import train
+from support.tiny import tiny_recipe
 
 TIMEOUT_S = 60  # against a hang; a refusal takes a fraction of a second
 FILES = (
@@ -33,7 +33,7 @@ COMMANDS = (
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("finished") / "run"
-    assert in_new_process(run_to_the_end, tiny_recipe(length=Length(epochs=1).model_dump()), folder) == 0
+    assert in_new_process(train, tiny_recipe(length=Length(epochs=1).model_dump()), folder) == 0
     return folder
 
 
@@ -92,6 +92,14 @@ def contents(place: Path) -> dict[str, bytes]:
     return {str(file): file.read_bytes() for file in files}
 
 
+@pytest.mark.promise(
+    "hostile-folder",
+    "Nothing in a run's folder leads out of it or blocks a reader: a symbolic link, named pipe, socket "
+    "or device in the place of one of its files or folders is refused by name, with exit code 2, and "
+    "neither followed nor opened; with several runs, the others are shown. The run's folder itself may "
+    "be reached through a link.",
+    repeated="11 files and 5 folders, 6 commands each",
+)
 @pytest.mark.parametrize("name", FILES)
 def test_a_link_in_the_place_of_a_file(name: str, desk: Path, tmp_path: Path) -> None:
     place, victim = place_of(name, desk / "run"), tmp_path / "victim"
@@ -102,6 +110,7 @@ def test_a_link_in_the_place_of_a_file(name: str, desk: Path, tmp_path: Path) ->
     assert place.is_symlink()
 
 
+@pytest.mark.promise("hostile-folder")
 @pytest.mark.parametrize("name", FILES)
 def test_a_pipe_in_the_place_of_a_file(name: str, desk: Path) -> None:
     place = place_of(name, desk / "run")
@@ -110,6 +119,7 @@ def test_a_pipe_in_the_place_of_a_file(name: str, desk: Path) -> None:
     ends_well(all_refused, desk, f"{place.relative_to(desk)} is a named pipe, not a regular file")
 
 
+@pytest.mark.promise("hostile-folder")
 @pytest.mark.parametrize("name", FOLDERS)
 def test_a_link_in_the_place_of_a_folder(name: str, desk: Path, tmp_path: Path) -> None:
     place, victim = place_of(name, desk / "run"), tmp_path / "victim"
@@ -138,6 +148,7 @@ def refused_training(desk: Path, name: str) -> None:
     assert (code, "new/lock is a symbolic link, not a regular file" in stderr) == (2, True), stderr
 
 
+@pytest.mark.promise("hostile-folder")
 @pytest.mark.parametrize("name", ["journal.jsonl", "timing.jsonl", "train.log", "recipe.yaml"])
 def test_the_other_runs_are_shown(name: str, finished: Path, tmp_path: Path) -> None:
     for run in ("good", "linked", "piped"):
@@ -165,6 +176,7 @@ def others_are_shown(desk: Path, name: str) -> None:
         assert words in page
 
 
+@pytest.mark.promise("hostile-folder")
 def test_a_run_reached_through_a_link_is_like_any_other(desk: Path) -> None:
     (desk / "latest").symlink_to("run")
     ends_well(continued, desk)

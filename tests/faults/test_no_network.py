@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from stress import Counted
+from support.stress import Counted
 
 SMALL = ["data.train_limit=20", "data.test_limit=20", "length.epochs=1", "runtime.device=cpu"]
 LOOK = "import socket; print([name for _, name in socket.if_nameindex()])"
@@ -42,6 +42,11 @@ for arguments in json.loads(sys.argv[1]):
 """
 
 
+@pytest.mark.promise(
+    "no-network",
+    "Nothing needs a network, and nothing is reported anywhere.",
+    repeated="6 commands without a network interface",
+)
 def test_training_and_all_that_follows(cut_off: list[str], tmp_path: Path, counted: Counted) -> None:
     commands = [
         ["train", "quickstart", *SMALL, "--out", "run"],

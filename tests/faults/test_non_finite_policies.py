@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from injection import Stepper, assert_same, bad_logit, own, spoil, started
 from safetensors.torch import load_file, save_file
 
 from codistill.engine import trainer
@@ -19,13 +18,14 @@ from codistill.engine.state import Training
 from codistill.errors import RunError
 from codistill.recipes.schema import Recipe
 from codistill.runs.checkpoint import Store
-from tiny import tiny_recipe
+from support.injection import Stepper, assert_same, bad_logit, own, spoil, started
+from support.tiny import tiny_recipe
 
 
 def train(recipe: Recipe, out: Path, monkeypatch: pytest.MonkeyPatch, non_finite_at: int) -> Training:
     """To the end, with NaN put into a weight of network a after so many steps."""
     made: list[Training] = []
-    prepare = trainer.prepare_training
+    prepare = trainer.prepare_training  # type: ignore[attr-defined]
 
     def remembered(*arguments: Any) -> Training:
         made.append(prepare(*arguments))
@@ -59,6 +59,7 @@ def test_weights_that_are_not_finite_go_back_to_the_last_save(
         )
 
 
+@pytest.mark.promise("finite")
 def test_no_checkpoint_holds_nan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The weights become NaN between the step and its save, which checks them first."""
     train(tiny_recipe(checkpoints={"every_s": 0, "keep": 99}), tmp_path / "run", monkeypatch, non_finite_at=3)
@@ -71,8 +72,8 @@ def test_no_checkpoint_holds_nan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_stop_ends_the_run_and_keeps_what_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RunError, match=r"network 'a' is not finite.*sick=stop.*Try sick=skip"):
-        train(tiny_recipe(sick="stop"), tmp_path / "run", monkeypatch, non_finite_at=4)
+    with pytest.raises(RunError, match=r"network 'a' is not finite.*on_nonfinite=stop.*Try on_nonfinite=skip"):
+        train(tiny_recipe(on_nonfinite="stop"), tmp_path / "run", monkeypatch, non_finite_at=4)
     saved = Store(tmp_path / "run" / "checkpoints").newest()
     assert saved is not None
     assert saved.step == 3
@@ -80,7 +81,7 @@ def test_stop_ends_the_run_and_keeps_what_was_saved(tmp_path: Path, monkeypatch:
 
 def test_rollback_takes_back_what_was_learned_since_the_last_save() -> None:
     for policy, expected in (("skip", 1), ("rollback", 0)):
-        stepper = Stepper(tiny_recipe(sick=policy))
+        stepper = Stepper(tiny_recipe(on_nonfinite=policy))
         recovery, states = Recovery(stepper.training), [stepper.state()]
         states.append(stepper.take(0))
         with bad_logit(stepper.training, "a", math.inf, random.Random(0)):
@@ -93,7 +94,7 @@ def test_rollback_takes_back_what_was_learned_since_the_last_save() -> None:
 
 
 def test_freeze_teaches_on_and_learns_no_more(caplog: pytest.LogCaptureFixture) -> None:
-    frozen, skipping = Stepper(tiny_recipe(sick="freeze")), Stepper(tiny_recipe())
+    frozen, skipping = Stepper(tiny_recipe(on_nonfinite="freeze")), Stepper(tiny_recipe())
     recovery = Recovery(frozen.training)
     before = frozen.state()
     for stepper in (frozen, skipping):
@@ -106,7 +107,7 @@ def test_freeze_teaches_on_and_learns_no_more(caplog: pytest.LogCaptureFixture) 
     assert frozen.training.health.skipped() == {"a": 2, "b": 0}
     recovery.check()
     assert caplog.text.count("was left out") == 1
-    again = started(tiny_recipe(sick="freeze"))
+    again = started(tiny_recipe(on_nonfinite="freeze"))
     again.restore(after)
     assert again.health.frozen_N.tolist() == [True, False], "a continued run must not thaw it"
 

@@ -1,64 +1,52 @@
-"""docs/reliability.md speaks of tests that exist, and counts as they do under `make stress`."""
+"""docs/reliability.md: its promises are on the tests that keep them, and its mutations name tests that exist."""
 
 import re
-import runpy
+import sys
 from pathlib import Path
 
 import pytest
-from test_hostile import HOSTILE
 
 TESTS = Path(__file__).parents[1]
 PAGE = (TESTS.parent / "docs" / "reliability.md").read_text(encoding="utf-8")
+sys.path.append(str(TESTS.parent / "tools"))
+
+from promises import promises  # noqa: E402
+
+PROMISES = 16
 
 
-def table(heading: str) -> list[list[str]]:
-    """The cells of the table below a heading, row by row."""
-    section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
-    rows = [line.strip("| \n").split(" | ") for line in section.splitlines() if line.startswith("|")]
-    return rows[2:]
+def test_every_promise_is_on_the_page() -> None:
+    """With counts as `make stress` has them, not as `make test`."""
+    found = promises()
+    assert len(found) == PROMISES
+    assert all(f"| {promise.sentence} | " in PAGE for promise in found.values())
+    assert found["killed"].repeated.startswith("200 SIGKILLs")
+    assert found["hostile-files"].repeated.startswith("19 files")
+    assert [len(tests) for tests in found["disk"].tests.values()] == [3, 1]
 
 
-def files_named(cell: str) -> list[Path]:
-    names = [re.sub(r"^tests/", "", name) for name in re.findall(r"`((?:tests/)?[\w/]+\.py)`", cell)]
-    return [TESTS / name if "/" in name else TESTS / "faults" / name for name in names]
-
-
-def test_every_promise_names_tests_that_exist() -> None:
-    named = [(promise, file) for promise, cell, _ in table("Promises") for file in files_named(cell)]
-    assert len({promise for promise, _ in named}) == len(table("Promises")) == 15
-    assert [file for _, file in named if not file.is_file()] == []
+@pytest.mark.parametrize(
+    ("written", "complaint"),
+    [
+        ('@pytest.mark.promise("kept")', "kept"),
+        ('@pytest.mark.promise("kept", "It holds.")', "kept"),
+        ('@pytest.mark.promise("kept", "It holds.", repeated="{UNKNOWN} times")', "UNKNOWN"),
+        ('@pytest.mark.promise("kept", "It holds.", repeated="once")\n' * 2, "kept"),
+    ],
+)
+def test_a_mark_that_says_too_little_is_refused(written: str, complaint: str, tmp_path: Path) -> None:
+    (tmp_path / "support").mkdir()
+    (tmp_path / "support" / "stress.py").write_text("ROUNDS = times(20, 1)\n")
+    (tmp_path / "test_it.py").write_text(f"{written}\ndef test_it(): ...\n")
+    with pytest.raises((ValueError, KeyError), match=complaint):
+        promises(tmp_path)
 
 
 def test_every_mutation_names_a_test_that_exists() -> None:
-    rows = table("Mutations")
+    section = PAGE.partition("\n## Mutations\n")[2].partition("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("|")][2:]
     assert len(rows) >= 30
     for _, caught_by in rows:
         file, test = re.findall(r"`([\w.]+)`", caught_by)
         (found,) = TESTS.rglob(file)
         assert f"def {test}(" in found.read_text(encoding="utf-8"), caught_by
-
-
-@pytest.fixture
-def published(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """How often `make stress` does each thing."""
-    monkeypatch.setenv("CODISTILL_STRESS", "1")
-    return {name: value for name, value in runpy.run_path(str(TESTS / "stress.py")).items() if name.isupper()}
-
-
-def test_the_page_counts_as_the_tests_do(published: dict[str, int]) -> None:
-    half = published["FUZZED"] // 2
-    points, rounds = re.search(r"faults: (\d+) points, (\d+) times each", PAGE).groups()  # type: ignore[union-attr]
-    counted = {
-        "test_killed.py": f"{published['KILLED_TRAININGS']} SIGKILLs",
-        "test_checkpoint_damage.py": f"{published['DAMAGES']:,} damaged checkpoints",
-        "test_signals.py": f"{published['SIGNALS_SENT']} signals",
-        "test_non_finite_peer.py": f"{published['INJECTIONS'] * 5 // 4} injections",
-        "test_fuzz.py": f"{half:,} by mutation and {half:,} by hypothesis",
-        "test_hostile.py": f"{len(HOSTILE)} files",
-    }
-    assert int(rounds) == published["FAULT_ROUNDS"]
-    for words in (f"{int(points) * int(rounds):,} faults", f"{published['KILLED_SAVES']:,} SIGKILLs of a process"):
-        assert any(times.startswith(words) for _, cell, times in table("Promises") if "test_checkpoint_faults" in cell)
-    for file, words in counted.items():
-        (times,) = [times for _, cell, times in table("Promises") if file in cell]
-        assert times.startswith(words), (file, times)

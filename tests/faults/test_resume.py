@@ -9,9 +9,9 @@ import pytest
 from codistill.engine import evaluate, trainer
 from codistill.engine.run import Run
 from codistill.recipes.schema import AdamW, Augment, Cosine, Recipe
-from processes import in_new_process
-from runs import run_to_the_end, what_remains
-from tiny import tiny_recipe
+from support.processes import in_new_process
+from support.runs import checksums, train
+from support.tiny import tiny_recipe
 
 STEPS = 6  # 70 images in batches of 32, the last one short, two epochs
 ASKED = STEPS + 2  # and the one batch of an evaluation after each epoch
@@ -34,14 +34,14 @@ def die_at(call: int, where: type, method: str, recipe: Recipe, out: Path) -> No
         return original(*arguments, **settings)
 
     setattr(where, method, deadly)
-    run_to_the_end(recipe, out)
+    train(recipe, out)
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     out = tmp_path_factory.mktemp("uninterrupted") / "run"
-    assert in_new_process(run_to_the_end, tiny_recipe(), out) == 0
-    return what_remains(out)
+    assert in_new_process(train, tiny_recipe(), out) == 0
+    return checksums(out)
 
 
 @pytest.mark.parametrize("time", range(1, ASKED + 1))
@@ -49,8 +49,8 @@ def test_stopped_at_any_step_and_in_every_evaluation(time: int, uninterrupted: d
     out = tmp_path / "run"
     assert in_new_process(stop_when_asked, time, tiny_recipe(), out) == 0
     assert not (out / "result.json").exists()
-    assert in_new_process(run_to_the_end, tiny_recipe(), out) == 0
-    assert what_remains(out) == uninterrupted
+    assert in_new_process(train, tiny_recipe(), out) == 0
+    assert checksums(out) == uninterrupted
     assert set(uninterrupted) == {"a.safetensors", "b.safetensors", "journal.jsonl"}
 
 
@@ -69,8 +69,8 @@ DEATHS = {
 def test_killed_at_an_awkward_moment(moment: str, uninterrupted: dict[str, str], tmp_path: Path) -> None:
     out = tmp_path / "run"
     assert in_new_process(die_at, *DEATHS[moment], tiny_recipe(), out) == 9
-    assert in_new_process(run_to_the_end, tiny_recipe(), out) == 0
-    assert what_remains(out) == uninterrupted
+    assert in_new_process(train, tiny_recipe(), out) == 0
+    assert checksums(out) == uninterrupted
 
 
 def test_a_journal_ahead_of_its_checkpoint_is_cut_back(uninterrupted: dict[str, str], tmp_path: Path) -> None:
@@ -78,14 +78,14 @@ def test_a_journal_ahead_of_its_checkpoint_is_cut_back(uninterrupted: dict[str, 
     recipe, out = tiny_recipe(checkpoints={"every_s": 1000.0}), tmp_path / "run"
     assert in_new_process(die_at, 1, Run, "save", recipe, out) == 9
     assert len((out / "journal.jsonl").read_text().splitlines()) == 2
-    assert in_new_process(run_to_the_end, recipe, out) == 0
-    assert what_remains(out) == uninterrupted
+    assert in_new_process(train, recipe, out) == 0
+    assert checksums(out) == uninterrupted
 
 
 def test_another_seed_ends_elsewhere(uninterrupted: dict[str, str], tmp_path: Path) -> None:
     out = tmp_path / "run"
-    assert in_new_process(run_to_the_end, tiny_recipe(seed=4), out) == 0
-    differing = {name for name, checksum in what_remains(out).items() if checksum != uninterrupted[name]}
+    assert in_new_process(train, tiny_recipe(seed=4), out) == 0
+    differing = {name for name, checksum in checksums(out).items() if checksum != uninterrupted[name]}
     assert differing == set(uninterrupted)
 
 
@@ -97,7 +97,7 @@ def test_adamw_with_mixup_and_accumulation_resumes_too(tmp_path: Path) -> None:
         accumulate=2,
     )
     whole, halves = tmp_path / "whole", tmp_path / "halves"
-    assert in_new_process(run_to_the_end, recipe, whole) == 0
+    assert in_new_process(train, recipe, whole) == 0
     assert in_new_process(stop_when_asked, 2, recipe, halves) == 0
-    assert in_new_process(run_to_the_end, recipe, halves) == 0
-    assert what_remains(halves) == what_remains(whole)
+    assert in_new_process(train, recipe, halves) == 0
+    assert checksums(halves) == checksums(whole)

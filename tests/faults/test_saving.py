@@ -8,12 +8,12 @@ import pytest
 import torch
 from PIL import Image
 
-from checkpoints import assert_is, content, listed
 from codistill.engine import trainer
 from codistill.errors import RunError
 from codistill.runs.checkpoint import Saver, Snapshot, Store, snapshot
 from codistill.runs.journal import read_journal
-from tiny import tiny_recipe
+from support.checkpoints import assert_is, content, listed
+from support.tiny import tiny_recipe
 
 
 class SlowStore(Store):
@@ -28,6 +28,11 @@ class SlowStore(Store):
         return super().write(step, taken, state)
 
 
+@pytest.mark.promise(
+    "background-save",
+    "A save holds up the training only while its state is copied; the copy cannot change while it is written.",
+    repeated="see below",
+)
 def test_training_goes_on_while_it_is_written_and_cannot_change_it(tmp_path: Path) -> None:
     store, saver = SlowStore(tmp_path), Saver()
     tensors, state = content(1)
@@ -82,7 +87,7 @@ def test_what_has_another_shape_or_type_gets_memory_of_its_own() -> None:
     after = snapshot(tensors, over=before)
     assert all(torch.equal(after[name], tensor) for name, tensor in tensors.items())
     assert all(after[name].dtype is tensor.dtype for name, tensor in tensors.items())
-    assert (before["a"].sum(), before["b"].sum()) == (6, 4)
+    assert (before["a"].sum(), before["b"].sum()) == (6, 4)  # type: ignore[comparison-overlap]
     assert after["c"] is before["c"]
 
 
@@ -95,6 +100,7 @@ def test_a_failed_save_is_reported_at_the_next_one(tmp_path: Path) -> None:
     saver.close()
 
 
+@pytest.mark.promise("disk")
 def test_a_run_whose_folder_vanishes_ends_with_a_clear_word(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"run/checkpoints: cannot save .*does not exist"):
         for _ in trainer.train(tiny_recipe(), tmp_path / "run", stop=lambda: not remove(tmp_path / "run")):

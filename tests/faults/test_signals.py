@@ -9,13 +9,15 @@ from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from codistill import recipes
 from codistill.cli import main
 from codistill.engine import trainer
 from codistill.runs.checkpoint import Store
-from processes import shared_count, started_process
-from stress import SIGNALS_SENT, Counted
-from tiny import tiny_recipe
+from support.processes import shared_count, started_process
+from support.stress import SIGNALS_SENT, Counted
+from support.tiny import tiny_recipe
 
 ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 PATIENCE_S = 120.0  # until a process counts as deaf; it takes a fraction of a second
@@ -37,6 +39,13 @@ def command(recipe: Path, out: Path, steps_done: "Synchronized[int]") -> None:
     main()
 
 
+@pytest.mark.promise(
+    "signals",
+    "SIGTERM, SIGINT, SIGUSR1: saved at the next step, or between two batches of an evaluation, so that "
+    "no step is lost, exit code 75, out within 10 s; the same command continues. Before the first step "
+    "of a command there is nothing to save: it ends at once, with the same code.",
+    repeated="{SIGNALS_SENT} signals; the slowest exit took 2.1 s, on a busy machine",
+)
 def test_signals_at_random_instants(tmp_path: Path, counted: Counted) -> None:
     """Saves by the clock are off: what is there was saved because of the signal."""
     recipe = tiny_recipe(length={"epochs": 10_000}, checkpoints={"every_s": 1e6})

@@ -73,6 +73,16 @@ def risks(code: str) -> set[str]:
     return found
 
 
+@pytest.mark.promise(
+    "no-code",
+    "What could execute a file (`pickle`, `torch.load`, `torch.export.load`, `eval`, `exec`, "
+    "`yaml.load`, `shell=True`, imports by name) is used in two places: for CIFAR's own files through "
+    "inert stand-ins, and `torch.export.load` for the bytes of a `pt2` export that the same process has "
+    "just written. `predict` refuses `pt2`. Code that uses the network is in four: `codistill data NAME "
+    "--download`, the live page of `codistill watch` and the browser it opens, and the processes of "
+    "`--nproc`, on the loopback interface.",
+    repeated="every source file",
+)
 def test_nothing_else_executes_or_talks() -> None:
     files = list(SOURCE.rglob("*.py"))
     assert len(files) > 100

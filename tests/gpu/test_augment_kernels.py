@@ -26,11 +26,11 @@ SETTINGS = {
 
 
 def by_kernel(pixels: Tensor, draws: Draws, settings: Augment, mean: Tensor, std: Tensor) -> Tensor:
-    from codistill.ops.augment import cropped_and_normalised  # needs Triton
+    from codistill.ops.augment import crop_flip_normalise  # needs Triton
 
     height, width = pixels.shape[-2:]
     size, reflects = settings.crop_size((height, width)), settings.padding == "reflect"
-    return cropped_and_normalised(
+    return crop_flip_normalise(
         pixels, mean, std, draws.crops, draws.flips, size=size, pad=settings.pad, reflects=reflects
     )
 

@@ -9,12 +9,14 @@ from torch import nn
 
 from codistill.data.load import load
 from codistill.engine import trainer
+from codistill.engine.fast.capture import CapturedStep
 from codistill.engine.runtime import prepare
 from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.engine.state import Training, prepare_training
-from codistill.engine.step import CapturedStep, PlainStep, choose_step
+from codistill.engine.step import PlainStep
+from codistill.engine.trainer import choose_step
 from codistill.recipes.schema import AdamW, Augment, Recipe, Runtime
-from tiny import tiny_recipe
+from support.tiny import tiny_recipe
 
 pytestmark = [
     pytest.mark.gpu,
@@ -32,7 +34,7 @@ DENSE = {"a": "densenet-10-12", "b": "densenet-10-12"}
 
 
 def on_gpu(**runtime: object) -> Runtime:
-    return Runtime(device="cuda", **runtime)  # type: ignore[arg-type]
+    return Runtime(**{"device": "cuda", "precision": "fp32", "kernels": "torch", **runtime})
 
 
 def started(recipe: Recipe) -> Training:
@@ -49,12 +51,14 @@ def take_steps(training: Training, steps: int) -> type:
     return type(step)
 
 
-@pytest.mark.parametrize(("networks", "compiled"), [(NO_DROPOUT, False), (NO_DROPOUT, True), (DENSE, True)], ids=str)
-def test_recorded_and_plain_steps_agree_over_50_steps(networks: dict[str, str], compiled: bool) -> None:
+@pytest.mark.parametrize(
+    ("networks", "kernels"), [(NO_DROPOUT, "torch"), (NO_DROPOUT, "triton"), (DENSE, "triton")], ids=str
+)
+def test_recorded_and_plain_steps_agree_over_50_steps(networks: dict[str, str], kernels: str) -> None:
     """float32, deterministic kernels: recording changes not a bit. Streams and graphs reorder no sum."""
     recipe = tiny_recipe(networks=networks, length={"epochs": 20})
-    plain = started(recipe.replace(runtime=on_gpu(compile=compiled, capture=False, deterministic=True).model_dump()))
-    recorded = started(recipe.replace(runtime=on_gpu(compile=compiled, deterministic=True).model_dump()))
+    plain = started(recipe.replace(runtime=on_gpu(kernels=kernels, capture=False, deterministic=True).model_dump()))
+    recorded = started(recipe.replace(runtime=on_gpu(kernels=kernels, deterministic=True).model_dump()))
     assert take_steps(plain, 50) is PlainStep
     assert take_steps(recorded, 50) is CapturedStep
     worst = max(
@@ -86,10 +90,10 @@ def test_an_epoch_does_not_wait_for_the_device() -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_stopped_and_continued_is_bit_identical(compiled: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kernels", ["torch", "triton"])
+def test_stopped_and_continued_is_bit_identical(kernels: str, tmp_path: Path) -> None:
     """Dropout, augmentation and the short batch included; deterministic kernels."""
-    recipe = tiny_recipe(runtime=on_gpu(precision="bf16", compile=compiled, deterministic=True).model_dump())
+    recipe = tiny_recipe(runtime=on_gpu(precision="bf16", kernels=kernels, deterministic=True).model_dump())
 
     def run(out: Path, stop_at: int) -> None:
         asked = iter(range(1, 100))

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from codistill.networks.densenet import DenseNet, DenseStage
 from codistill.networks.tables import Row
-from codistill.ops.dispatch import Apart, own_kernels, weights_apart
+from codistill.ops.dispatch import use_kernels
+from codistill.ops.wgrad_stream import WeightGradientStreams, defer_weight_gradients
 
 pytestmark = [
     pytest.mark.gpu,
@@ -30,7 +31,7 @@ def whole_float32(monkeypatch: pytest.MonkeyPatch) -> None:
 def convolutions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     from codistill.ops import dense as dense_kernels  # needs Triton
 
-    monkeypatch.setattr(dense_kernels, "FEW_CHANNELS", 16 if request.param == "our convolutions" else 0)
+    monkeypatch.setattr(dense_kernels, "NARROW_CHANNELS", 16 if request.param == "our convolutions" else 0)
 
 
 def a_stage() -> DenseStage:
@@ -70,16 +71,16 @@ def data(side: int) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.usefixtures("convolutions")
 @pytest.mark.parametrize("side", [32, 6])
-@pytest.mark.parametrize("apart", [False, True])
-def test_in_float32(side: int, apart: bool) -> None:
+@pytest.mark.parametrize("deferred", [False, True])
+def test_in_float32(side: int, deferred: bool) -> None:
     x, towards = data(side)
     stage = a_stage()
     truth = results(copy.deepcopy(stage).double(), x.double(), towards.double())
-    lanes = Apart() if apart else None
-    with own_kernels(), weights_apart(lanes):
+    streams = WeightGradientStreams() if deferred else None
+    with use_kernels(), defer_weight_gradients(streams):
         found = results(stage, x, towards)
-    if lanes:
-        lanes.join()
+    if streams:
+        streams.join()
     torch.cuda.synchronize()
     assert distance(found, truth) < TOLERANCE
 
@@ -95,7 +96,7 @@ def test_bfloat16_is_as_near_as_torchs(weights: torch.dtype) -> None:
             conv.to(weights)
     truth = results(copy.deepcopy(low).double(), x.double(), towards.double())
     far = {}
-    for name, kernels in {"ours": own_kernels(), "torch's": nullcontext()}.items():
+    for name, kernels in {"ours": use_kernels(), "torch's": nullcontext()}.items():
         with kernels, torch.autocast("cuda", torch.bfloat16):
             far[name] = distance(results(copy.deepcopy(low), x, towards), truth)
     assert far["ours"] < 1.5 * far["torch's"]
@@ -105,7 +106,7 @@ def test_bfloat16_is_as_near_as_torchs(weights: torch.dtype) -> None:
 def test_the_same_bits_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)  # its gradients of weights are not otherwise
     x, towards = data(32)
-    with own_kernels():
+    with use_kernels():
         first, *others = (results(a_stage(), x, towards) for _ in range(5))
     assert len(others) == 4
     assert not [name for other in others for name in first if not torch.equal(first[name], other[name])]

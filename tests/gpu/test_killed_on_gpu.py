@@ -2,7 +2,6 @@
 
 import random
 import signal
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,12 +9,10 @@ import pytest
 import torch
 
 from codistill.recipes.schema import Recipe
-from processes import in_new_process, started_process
-from stress import times
-from tiny import tiny_recipe
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
-from runs import run_to_the_end, what_remains
+from support.processes import in_new_process, started_process
+from support.runs import checksums, train
+from support.stress import times
+from support.tiny import tiny_recipe
 
 pytestmark = [
     pytest.mark.gpu,
@@ -29,12 +26,12 @@ LONGEST_S = 15.0
 """Starting CUDA and recording the step take most of it."""
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_killed_at_random_instants(compiled: bool, tmp_path: Path) -> None:
-    runtime = {"device": "cuda", "precision": "bf16", "compile": compiled, "deterministic": True}
+@pytest.mark.parametrize("kernels", ["torch", "triton"])
+def test_killed_at_random_instants(kernels: str, tmp_path: Path) -> None:
+    runtime = {"device": "cuda", "precision": "bf16", "kernels": kernels, "deterministic": True}
     recipe = tiny_recipe(runtime=runtime, length={"epochs": 20})
-    assert in_new_process(run_to_the_end, recipe, tmp_path / "whole") == 0
-    expected = what_remains(tmp_path / "whole")
+    assert in_new_process(train, recipe, tmp_path / "whole") == 0
+    expected = checksums(tmp_path / "whole")
 
     def lane(number: int) -> int:
         kills, chance = 0, random.Random(number)
@@ -42,8 +39,8 @@ def test_killed_at_random_instants(compiled: bool, tmp_path: Path) -> None:
             out = tmp_path / f"lane-{number}-{kills}"
             for _ in range(4):
                 kills += killed(recipe, out, after_s=chance.uniform(0, LONGEST_S))
-            assert in_new_process(run_to_the_end, recipe, out) == 0
-            assert what_remains(out) == expected
+            assert in_new_process(train, recipe, out) == 0
+            assert checksums(out) == expected
         return kills
 
     with ThreadPoolExecutor(LANES) as lanes:
@@ -52,7 +49,7 @@ def test_killed_at_random_instants(compiled: bool, tmp_path: Path) -> None:
 
 def killed(recipe: Recipe, out: Path, after_s: float) -> bool:
     """Whether the training was still running then."""
-    process = started_process(run_to_the_end, recipe, out)
+    process = started_process(train, recipe, out)
     process.join(timeout=after_s)
     process.kill()
     process.join()

@@ -1,4 +1,4 @@
-"""Our kernels compute what torch computes, in float64: values, gradients, running statistics."""
+"""The fused norm computes what torch computes in float64: values, gradients, running statistics."""
 
 import copy
 
@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from codistill.networks.layers import Conv2d, NormAct
 from codistill.networks.resnet import PreActivationBlock
-from codistill.ops.dispatch import Apart, added, own_kernels, used_again, weights_apart
+from codistill.ops.dispatch import use_kernels
+from codistill.ops.wgrad_stream import WeightGradientStreams, defer_weight_gradients
 
 pytestmark = [
     pytest.mark.gpu,
@@ -38,10 +39,10 @@ def a_layer(channels: int, activation: nn.ReLU | nn.ReLU6 | None) -> NormAct:
 
 
 def results(layer: NormAct, x: Tensor, shortcut: Tensor | None, towards: Tensor) -> list[Tensor]:
-    """Of a use of the layer where its input is used again, and its output too."""
+    """The output, the gradients and the running statistics."""
     x, shortcut = x.clone().requires_grad_(), None if shortcut is None else shortcut.clone().requires_grad_()
-    out, again = layer.with_input(x, shortcut)
-    torch.autograd.backward([out, used_again(out), again], [towards, 0.5 * towards, towards])
+    out = layer(x, shortcut)
+    out.backward(towards)
     norm = layer[0]
     found = [out.detach(), x.grad, norm.weight.grad, norm.bias.grad, norm.running_mean, norm.running_var]
     return found if shortcut is None else [*found, shortcut.grad]
@@ -70,7 +71,7 @@ def test_values_gradients_and_statistics(
     shortcut = images(*shape, dtype=dtype, seed=4) if has_shortcut else None
     ours, theirs = a_layer(shape[1], activation), a_layer(shape[1], activation).double()
     towards = towards * away_from_corners(theirs, x, shortcut)
-    with own_kernels():
+    with use_kernels():
         found = results(ours, x, shortcut, towards)
     expected = results(theirs, x.double(), None if shortcut is None else shortcut.double(), towards.double())
     for value, truth in zip(found, expected, strict=True):
@@ -78,39 +79,29 @@ def test_values_gradients_and_statistics(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_sum_brings_the_moments_of_its_channels(dtype: torch.dtype) -> None:
-    """Which the next normalisation uses instead of its own: the sum as torch rounds it, the moments of that sum."""
-    x, y = (images(16, 24, 8, 8, dtype=dtype, seed=seed, means=5.0) for seed in (2, 3))
+@pytest.mark.parametrize("shape", [(64, 16, 32, 32), (5, 24, 7, 7), (16, 1280, 8, 8), (4, 12, 2, 2)])
+def test_the_gradient_of_a_second_use_is_added(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x, towards, beside = (images(*shape, dtype=dtype, seed=seed) for seed in (2, 3, 4))
+    layer = a_layer(shape[1], None)
     x.requires_grad_()
-    y.requires_grad_()
-    with own_kernels():
-        total = added(x, y, a_layer(24, None)[0])
-        moments, eps = total.moments
-        out = a_layer(24, nn.ReLU())(total)
-    assert torch.equal(total, x + y)
-    truth = total.detach().double()
-    variance, mean = torch.var_mean(truth, (0, 2, 3), correction=0)
-    for found, expected in zip(moments, (mean, (variance + eps).rsqrt(), variance), strict=True):
-        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
-    with own_kernels():
-        assert torch.equal(out, a_layer(24, nn.ReLU())(total.detach()))
-    (2 * total).sum().backward()
-    assert torch.equal(x.grad, torch.full_like(x, 2))
-    assert torch.equal(y.grad, torch.full_like(y, 2))
+    with use_kernels():
+        out, again = layer.with_input(x)
+    torch.autograd.backward([out, again], [towards, beside])
+    truth = x.detach().double().requires_grad_()
+    a_layer(shape[1], None).double()(truth).backward(towards.double())
+    expected = truth.grad + beside.double()
+    assert torch.dist(x.grad.double(), expected) <= TOLERANCE[dtype] * expected.norm()
 
 
 def test_a_first_pixel_that_holds_nearly_all_of_the_variance() -> None:
     x = 1e-3 * images(128, 32, 32, 32, dtype=torch.float32, seed=2)
     x[0, :, 0, 0] = 1.0
     layer = a_layer(32, None)
-    with own_kernels():
+    with use_kernels():
         layer(x)
     variance, mean = torch.var_mean(x.double(), (0, 2, 3))
     torch.testing.assert_close(layer[0].running_var.double(), 0.9 + 0.1 * variance, rtol=1e-7, atol=0)
-    with own_kernels():
-        moments = added(x, torch.zeros_like(x), a_layer(32, None)[0]).moments[0]
-    torch.testing.assert_close(moments[2].double(), x.double().var((0, 2, 3), correction=0), rtol=1e-4, atol=0)
-    torch.testing.assert_close(moments[0].double(), mean, rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(layer[0].running_mean.double(), 0.1 * mean, rtol=1e-4, atol=1e-8)
 
 
 def test_the_same_bits_every_time() -> None:
@@ -118,7 +109,7 @@ def test_the_same_bits_every_time() -> None:
         images(128, 160, 32, 32, dtype=torch.bfloat16, seed=2),
         images(128, 160, 32, 32, dtype=torch.bfloat16, seed=3),
     )
-    with own_kernels():
+    with use_kernels():
         first, *others = (results(a_layer(160, nn.ReLU()), x, None, towards) for _ in range(20))
     assert len(others) == 19
     for other in others:
@@ -129,14 +120,14 @@ def test_the_same_bits_every_time() -> None:
 def test_what_is_not_finite_stays_so(bad: float) -> None:
     x = images(4, 16, 8, 8, dtype=torch.bfloat16, seed=2)
     x[1, 3, 2, 2] = bad
-    with own_kernels():
+    with use_kernels():
         out = a_layer(16, nn.ReLU())(x)
     assert out[:, 3].isnan().any()
     assert out[:, :3].isfinite().all()
     assert out[:, 4:].isfinite().all()
 
 
-def test_weight_gradients_computed_apart_are_the_same() -> None:
+def test_deferred_weight_gradients_are_the_same() -> None:
     torch.manual_seed(0)
     branch = nn.Sequential(Conv2d(16, 32, 3, 2), NormAct(32, nn.ReLU()), Conv2d(32, 32, 3))
     block = PreActivationBlock(branch, 16, 32, 2).to("cuda", memory_format=torch.channels_last)
@@ -146,13 +137,13 @@ def test_weight_gradients_computed_apart_are_the_same() -> None:
     ]).to("cuda", memory_format=torch.channels_last)  # fmt: skip
     x = images(32, 16, 16, 16, dtype=torch.float32, seed=5)
     gradients = []
-    for apart in (None, Apart()):
+    for streams in (None, WeightGradientStreams()):
         blocks.zero_grad()
-        with own_kernels(), weights_apart(apart):
+        with use_kernels(), defer_weight_gradients(streams):
             out = blocks(x)
         out.square().mean().backward()
-        if apart:
-            apart.join()
+        if streams:
+            streams.join()
         gradients.append([parameter.grad.clone() for parameter in blocks.parameters()])
     assert len(gradients[0]) == 13 * 6 + 1
     for together, separate in zip(*gradients, strict=True):

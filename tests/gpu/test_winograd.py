@@ -1,5 +1,6 @@
 """Wide convolutions by Winograd's method are torch's: values and gradients against float64, and the same training."""
 
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -11,10 +12,10 @@ from torch.nn import functional as F
 
 from codistill.engine import trainer
 from codistill.networks.layers import Conv2d
-from codistill.ops import dispatch as kernels
-from codistill.ops.dispatch import Apart, is_wide, own_kernels, weights_apart
+from codistill.ops.dispatch import CONV_3X3, suits_winograd, use_kernels
+from codistill.ops.wgrad_stream import WeightGradientStreams, defer_weight_gradients
 from codistill.recipes.schema import Runtime
-from tiny import tiny_recipe
+from support.tiny import tiny_recipe
 
 pytestmark = [
     pytest.mark.gpu,
@@ -32,7 +33,11 @@ SHAPES = [(128, 320, 640, 8, 8), (16, 640, 320, 16, 16), (5, 176, 160, 4, 12), (
 
 @pytest.fixture(autouse=True)
 def also_little_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "WIDE_WORK", 1)
+    set_limits(monkeypatch, "winograd", min_work=1)
+
+
+def set_limits(monkeypatch: pytest.MonkeyPatch, implementation: str, **limits: int) -> None:
+    monkeypatch.setitem(CONV_3X3, implementation, replace(CONV_3X3[implementation], **limits))
 
 
 def a_convolution(channels: int, out_channels: int) -> Conv2d:
@@ -51,12 +56,12 @@ def results(conv: nn.Conv2d, x: Tensor, towards: Tensor) -> list[Tensor]:
     out = conv(x)
     out.backward(towards)
     torch.cuda.synchronize()
-    return [out.detach(), x.grad, conv.weight.grad]  # type: ignore[list-item]
+    return [out.detach(), x.grad, conv.weight.grad]
 
 
 def our_results(conv: nn.Conv2d, x: Tensor, towards: Tensor) -> list[Tensor]:
-    with own_kernels():
-        assert is_wide(x, conv)  # else they would be torch's
+    with use_kernels():
+        assert suits_winograd(x, conv)  # else they would be torch's
         return results(conv, x, towards)
 
 
@@ -64,7 +69,7 @@ def exact_results(conv: nn.Conv2d, x: Tensor, towards: Tensor) -> list[Tensor]:
     exact, weight = x.double().requires_grad_(), conv.weight.detach().double().requires_grad_()
     out = F.conv2d(exact, weight, padding=1)
     out.backward(towards.double())
-    return [out.detach(), exact.grad, weight.grad]  # type: ignore[list-item]
+    return [out.detach(), exact.grad, weight.grad]
 
 
 def transforms() -> tuple[Tensor, Tensor, Tensor]:
@@ -110,16 +115,16 @@ def rounded_results(conv: nn.Conv2d, x: Tensor, towards: Tensor) -> list[Tensor]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("apart", [False, True])
-def test_nearly_as_near_as_torchs(shape: tuple[int, ...], apart: bool) -> None:
+@pytest.mark.parametrize("deferred", [False, True])
+def test_nearly_as_near_as_torchs(shape: tuple[int, ...], deferred: bool) -> None:
     images, channels, out_channels, *sides = shape
     conv, x = a_convolution(channels, out_channels), a_map(images, channels, *sides).relu()
     towards = a_map(images, out_channels, *sides)
-    lanes = Apart() if apart else None
-    with weights_apart(lanes):
+    streams = WeightGradientStreams() if deferred else None
+    with defer_weight_gradients(streams):
         ours = our_results(conv, x, towards)
-    if lanes:
-        lanes.join()
+    if streams:
+        streams.join()
         torch.cuda.synchronize()
     torchs, truth = results(conv, x, towards), exact_results(conv, x, towards)
     for our, their, true in zip(ours, torchs, truth, strict=True):
@@ -132,12 +137,12 @@ def test_rounding_is_the_only_difference(shape: tuple[int, ...], monkeypatch: py
     """With products in float32 it is the convolution to float32's digits."""
     from codistill.ops import conv_winograd as winograd  # needs Triton
 
-    monkeypatch.setattr(winograd, "PRECISION", torch.float32)
+    monkeypatch.setattr(winograd, "DTYPE", torch.float32)
     images, channels, out_channels, *sides = shape
     conv = a_convolution(channels, out_channels).float()
     x, towards = a_map(images, channels, *sides).float(), a_map(images, out_channels, *sides).float()
     leaf = x.clone().requires_grad_()
-    out = winograd.WinogradConvolution.apply(leaf, conv.weight, None)
+    out = winograd.WinogradConv2d.apply(leaf, conv.weight, None)
     out.backward(towards)
     ours = [out.detach(), leaf.grad, conv.weight.grad]
     for our, true in zip(ours, exact_results(conv, x, towards), strict=True):
@@ -246,11 +251,11 @@ def test_gradients_however_they_lie(lies: str) -> None:
 def test_gradients_add_up() -> None:
     conv, x, towards = a_convolution(160, 176), a_map(2, 160, 8, 8), a_map(2, 176, 8, 8)
     *_, once = our_results(conv, x, towards)
-    conv.weight.grad, lanes = None, Apart()
-    with own_kernels(), weights_apart(lanes):
+    conv.weight.grad, streams = None, WeightGradientStreams()
+    with use_kernels(), defer_weight_gradients(streams):
         for _ in range(2):
             conv(x).backward(towards)
-    lanes.join()
+    streams.join()
     torch.testing.assert_close(conv.weight.grad, 2 * once)
 
 
@@ -273,30 +278,32 @@ def test_without_the_inputs_gradient() -> None:
     conv, x, towards = a_convolution(320, 320), a_map(8, 320, 8, 8), a_map(8, 320, 8, 8)
     *_, whole = our_results(conv, x, towards)
     conv.weight.grad = None
-    with own_kernels():
+    with use_kernels():
         conv(x).backward(towards)
-    assert torch.equal(conv.weight.grad, whole)  # type: ignore[arg-type]
+    assert torch.equal(conv.weight.grad, whole)
 
 
 def test_others_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     conv, x = a_convolution(320, 320), a_map(8, 320, 8, 8)
     strided = Conv2d(320, 320, 3, stride=2).to("cuda", torch.bfloat16, memory_format=torch.channels_last)
-    with own_kernels():
-        assert is_wide(x, conv)
-        assert not is_wide(a_map(8, 144, 8, 8), a_convolution(144, 320))
-        assert not is_wide(x, a_convolution(320, 328))
-        assert not is_wide(x, strided)
-        assert not is_wide(a_map(8, 320, 14, 14), conv)
-        assert not is_wide(a_map(0, 320, 8, 8), conv)
-        assert not is_wide(x.float(), a_convolution(320, 320).float())
-        assert not is_wide(x, a_convolution(320, 320).eval())
-        assert not is_wide(x.contiguous(), conv)
-        assert not is_wide(x, Conv2d(320, 320, 3).to("cuda", torch.bfloat16))
-        monkeypatch.setattr(kernels, "WIDE_WORK", 8 * 8 * 8 * 320 * 320 + 1)
-        assert not is_wide(x, conv)
-        monkeypatch.setattr(kernels, "WIDE_WORK", 8 * 8 * 8 * 320 * 320)
-        assert is_wide(x, conv)
-    assert not is_wide(x, conv)
+    with use_kernels():
+        assert suits_winograd(x, conv)
+        assert not suits_winograd(a_map(8, 144, 8, 8), a_convolution(144, 320))
+        assert not suits_winograd(x, a_convolution(320, 328))
+        assert not suits_winograd(x, strided)
+        assert not suits_winograd(a_map(8, 320, 14, 14), conv)
+        assert not suits_winograd(a_map(0, 320, 8, 8), conv)
+        assert not suits_winograd(x.float(), a_convolution(320, 320).float())
+        assert not suits_winograd(x, a_convolution(320, 320).eval())
+        assert not suits_winograd(x.contiguous(), conv)
+        assert not suits_winograd(x, Conv2d(320, 320, 3).to("cuda", torch.bfloat16))
+        set_limits(monkeypatch, "winograd", min_work=8 * 8 * 8 * 320 * 320 + 1)
+        assert not suits_winograd(x, conv)
+        set_limits(monkeypatch, "winograd", min_work=8 * 8 * 8 * 320 * 320)
+        assert suits_winograd(x, conv)
+    assert not suits_winograd(x, conv)
+    with use_kernels(winograd=False):
+        assert not suits_winograd(x, conv)
 
 
 def test_a_training_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,10 +312,15 @@ def test_a_training_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest
 
     launched = []
     launch = winograd.launch
-    monkeypatch.setattr(winograd, "launch", lambda kernel, *args: launched.append(kernel) or launch(kernel, *args))
-    monkeypatch.setattr(kernels, "WIDE_CHANNELS", 16)
-    monkeypatch.setattr(kernels, "SMALL_CHANNELS", 0)
-    runtime = Runtime(device="cuda", precision="bf16", compile=True, deterministic=True)
+
+    def launch_and_note(kernel: object, transformed: Tensor, **arguments: object) -> None:
+        launched.append(kernel)
+        launch(kernel, transformed, **arguments)
+
+    monkeypatch.setattr(winograd, "launch", launch_and_note)
+    set_limits(monkeypatch, "winograd", min_channels=16)
+    set_limits(monkeypatch, "small", max_channels=0)
+    runtime = Runtime(device="cuda", precision="bf16", kernels="triton", winograd="on", deterministic=True)
     recipe = tiny_recipe(runtime=runtime.model_dump())
 
     def run(name: str, stop_at: int) -> Path:
@@ -324,4 +336,4 @@ def test_a_training_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest
     whole = checksums(run("whole", stop_at=99))
     run("halves", stop_at=5)
     assert checksums(run("halves", stop_at=99)) == whole
-    assert winograd.pixels_of_places in launched
+    assert winograd.grad_input_transform in launched

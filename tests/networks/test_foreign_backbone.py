@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import zoo
 from codistill.cohort import Cohort, Member
 from codistill.networks.adapters.architecture import AdaptedBackbone
 from codistill.networks.families import architecture
+from support import zoo
 
 NAMES = {
     "timm:resnet10t": 32,
@@ -21,7 +21,7 @@ NAMES = {
 
 def member(name: str, **options: int) -> Member:
     assert zoo.timm
-    built = Cohort({"a": name}, 5, **options).members["a"]
+    built = Cohort({"a": name}, 5, **options).members["a"]  # type: ignore[arg-type]
     assert isinstance(built, Member)
     return built
 
@@ -41,7 +41,7 @@ def test_a_member_is_one_graph(name: str) -> None:
         logits = learner(x)
         assert list(logits) == ["final", "c2", "c3"]
         sum(z.square().mean() for z in logits.values()).backward()
-    pairs = list(zip(network.named_parameters(), compiled.named_parameters(), strict=True))
+    pairs = list(zip(network.named_parameters(), compiled.named_parameters(), strict=True))  # type: ignore[attr-defined]
     assert len(pairs) > 20
     for (weight_name, mine), (_, its) in pairs:
         assert mine.grad is not None, weight_name
@@ -80,7 +80,7 @@ class Awkward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.third(self.second(self.first(x))).mean(dim=(2, 3))
-        logits: Tensor = x @ self.weight.T + self.classifier.weight
+        logits: Tensor = x @ self.weight.T + self.classifier.weight  # type: ignore[operator]
         return logits
 
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import zoo
 from codistill.cohort import Cohort
 from codistill.networks.adapters.architecture import OwnArchitecture
 from codistill.networks.families import architecture
+from support import zoo
 
 IMAGES = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
@@ -228,12 +228,12 @@ def test_a_module_that_runs_twice_is_no_exit() -> None:
 
     class Shared(Net):
         def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
-            x = self.again(self.first(self.again(self.stem(x))))
+            x = self.again(self.first(self.again(self.stem(x))))  # type: ignore[operator]
             logits: Tensor = self.out(self.third(self.second(x)).mean(dim=(2, 3)))
             return logits
 
     shared = Shared()
-    shared.first, shared.again, shared.second = layer(8, 8, 2), layer(8, 8), layer(8, 32, 2)
+    shared.first, shared.again, shared.second = layer(8, 8, 2), layer(8, 8), layer(8, 32, 2)  # type: ignore[assignment]
     assert [place.path for place in OwnArchitecture(shared).exits] == ["second", "first", "stem"]
     assert len(Cohort({"mine": shared}, 5)(IMAGES)) == 3
 
@@ -260,7 +260,7 @@ def test_torchs_own_transformer_is_cut_into_thirds() -> None:
 def test_a_wrapped_module_is_not_taken_apart() -> None:
     for wrapped, wrapper in ((nn.DataParallel(Net()), "DataParallel"), (torch.compile(Net()), "OptimizedModule")):
         with pytest.raises(ValueError, match=f"network 'mine': it is wrapped in {wrapper}; give the module inside"):
-            Cohort({"mine": wrapped}, 5)
+            Cohort({"mine": wrapped}, 5)  # type: ignore[dict-item]
 
 
 def test_networks_have_names() -> None:

@@ -1,15 +1,18 @@
 """Heads that a network gets by itself: compared with the paper's, counted by hand, and begun anew."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
-import zoo
 from codistill.cohort import Cohort
 from codistill.networks.adapters.architecture import OwnArchitecture
 from codistill.networks.adapters.surgery import redraw, refit
 from codistill.networks.cost import Cost, cost
 from codistill.networks.families import architecture
+from support import zoo
 
 
 def counted(name: str, exit_name: str, kind: str = "paper", classes: int = 1000, size: int = 224) -> Cost:
@@ -65,6 +68,22 @@ def test_wide_resnets_get_the_papers_c2_and_a_smaller_c3(name: str, exit_name: s
         fewer = blocks_a_stage // 2
         assert paper.parameters - automatic.parameters == fewer * (weights + 4 * channels)
         assert paper.flops - automatic.flops == fewer * 2 * weights * 16**2
+
+
+def test_the_documented_table_has_the_numbers_that_were_counted() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "networks.md").read_text(encoding="utf-8")
+    rows = [
+        (row[0], int(row[1].replace(",", "")), float(row[2]))
+        for row in re.findall(r"\| (WRN.*?) \| ([\d,]+) \| ([\d.]+) \|", text)
+    ]
+    expected = [
+        (f"{name.upper()} C3, {which}", parameters, round(flops / 1e9, 3))
+        for (name, exit_name), counts in WRN.items()
+        if exit_name == "stage1"
+        for which, (parameters, flops) in zip(("paper", "by the rule"), counts, strict=True)
+    ]
+    assert rows == expected
+    assert len(rows) == 4
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from codistill.networks.families import describe_families, parse
 from codistill.recipes.schema import Recipe
-from tiny import tiny_recipe
+from support.tiny import tiny_recipe
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import zoo
 from codistill.cli.results import evaluate
 from codistill.data.load import load
 from codistill.engine import trainer
 from codistill.engine.runtime import prepare
 from codistill.engine.state import prepare_training
 from codistill.recipes.schema import Length, Recipe
-from tiny import tiny_recipe
+from support import zoo
+from support.tiny import tiny_recipe
 
 RESNET, VIT = "timm:resnet10t", "timm:vit_tiny_patch16_224:img_size=28,patch_size=14"
 
@@ -40,7 +40,7 @@ def test_a_recipe_trains_and_ships_files_that_timm_itself_loads(run: Path) -> No
         ("b", "vit_tiny_patch16_224", {"img_size": 28, "patch_size": 14}),
     ):
         weights = load_file(run / "weights" / f"{name}.safetensors")
-        network = zoo.timm.create_model(model, num_classes=10, in_chans=1, **options)
+        network = zoo.timm.create_model(model, num_classes=10, in_chans=1, **options)  # type: ignore[arg-type]
         network.load_state_dict(weights, strict=True)
         assert network.eval()(torch.randn(2, 1, 28, 28)).isfinite().all()
 

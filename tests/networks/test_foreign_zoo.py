@@ -4,15 +4,17 @@ Every one is built by its name with the heads that it gets by itself, takes two 
 loaded, strictly, into a network that the library itself builds.
 """
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-import zoo
 from codistill.cohort import Cohort
 from codistill.networks.families import architecture
 from codistill.transfer import methods
 from codistill.transfer.objective import Objective
+from support import zoo
 
 CLASSES = 5
 PARTNER = "wrn-10-1"
@@ -55,7 +57,7 @@ def full_name(library: str, model: str, options: dict[str, int]) -> str:
     return f"{library}:{model}:{settings}" if settings else f"{library}:{model}"
 
 
-def plain(library: str, model: str, options: dict[str, int]) -> nn.Module:
+def plain(library: str, model: str, options: dict[str, Any]) -> nn.Module:
     """What the library alone builds."""
     if library == "timm":
         network: nn.Module = zoo.timm.create_model(model, num_classes=CLASSES, **options)

@@ -1,17 +1,20 @@
-"""The layers that all families share: what they compute, and which networks need no compiler on a GPU."""
+"""The layers that all families share: what they compute, and where they use Triton kernels."""
+
+import copy
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-import zoo
-from codistill import Cohort
-from codistill.engine.fast.sections import runs_own_kernels
+from codistill.networks import layers
 from codistill.networks.densenet import DenseLayer, DenseStage, transition
-from codistill.networks.layers import AvgPool2x2, Conv2d, NormAct, conv_norm_relu, has_fused_kernels
-from codistill.ops import dispatch as kernels
-from codistill.ops.dispatch import fit, halved, is_small, own_kernels
+from codistill.networks.families import architecture
+from codistill.networks.layers import AvgPool2x2, Conv2d, NormAct
+from codistill.ops import dispatch
+from codistill.ops.dispatch import avg_pool2, can_fuse_norm, suits_small_conv, suits_winograd, use_kernels
 
 ACTIVATIONS = {"none": None, "relu": nn.ReLU(inplace=True), "relu6": nn.ReLU6(inplace=True)}
 BY_HAND = {"none": lambda x: x, "relu": lambda x: x.clamp(min=0), "relu6": lambda x: x.clamp(0, 6)}
@@ -19,112 +22,94 @@ BY_HAND = {"none": lambda x: x, "relu": lambda x: x.clamp(min=0), "relu6": lambd
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("has_shortcut", [False, True])
-def test_normalised_is_norm_then_shortcut_then_activation(activation: str, has_shortcut: bool) -> None:
+def test_norm_act_is_norm_then_shortcut_then_activation(activation: str, has_shortcut: bool) -> None:
     torch.manual_seed(0)
     layer = NormAct(4, ACTIVATIONS[activation]).double()
     x, shortcut = 9 * torch.randn(2, 8, 4, 5, 5, dtype=torch.float64)
     mean, variance = x.mean((0, 2, 3), keepdim=True), x.var((0, 2, 3), keepdim=True, unbiased=False)
     expected = (x - mean) / (variance + 1e-5).sqrt() + (shortcut if has_shortcut else 0)
-    out, again = layer.with_input(x.clone(), shortcut if has_shortcut else None)
+    out = layer(x.clone(), shortcut if has_shortcut else None)
     torch.testing.assert_close(out, BY_HAND[activation](expected))
-    assert torch.equal(again, x)
-
-
-@pytest.mark.parametrize(
-    "network",
-    ["wrn-28-10", "wrn-28-4", "resnet-110", "resnet-164", "mobilenet", "mobilenetv2", "resnet-50", "densenet-40-12"],
-)
-def test_our_networks_need_no_compiler(network: str) -> None:
-    with torch.device("meta"):
-        cohort = Cohort({"a": network}, num_classes=10)
-    assert has_fused_kernels(cohort.members["a"])
-
-
-def test_channels_that_need_padding_are_left_to_a_compiler_but_in_a_dense_stage() -> None:
-    """It fuses the padding; a dense stage has kernels that do."""
-    assert has_fused_kernels(conv_norm_relu(16, 32, 3))
-    assert not has_fused_kernels(conv_norm_relu(12, 28, 3))
-    assert has_fused_kernels(DenseStage(DenseLayer(28, 12)))
-    assert not has_fused_kernels(nn.Sequential(DenseStage(DenseLayer(28, 12)), conv_norm_relu(12, 28, 3)))
 
 
 def test_a_dense_stage_is_its_layers_one_after_the_other() -> None:
-    layers = DenseLayer(8, 4), nn.Sequential(transition(12), DenseLayer(12, 4)), DenseLayer(16, 6)
+    parts = DenseLayer(8, 4), nn.Sequential(transition(12), DenseLayer(12, 4)), DenseLayer(16, 6)
     x = torch.randn(2, 8, 6, 6)
     expected = x
-    for layer in layers:
-        expected = layer(expected)
-    assert torch.equal(DenseStage(*layers)(x), expected)
+    for part in parts:
+        expected = part(expected)
+    assert torch.equal(DenseStage(*parts)(x), expected)
+    assert torch.equal(copy.deepcopy(DenseStage(*parts))(x), expected)
     assert expected.shape == (2, 22, 3, 3)
 
 
-@pytest.mark.parametrize("network", ["resnet-20", "resnet-164", "wrn-16-2", "resnet-18"])
-def test_a_convolution_knows_whether_a_normalisation_comes_next(network: str) -> None:
-    """Moments that nobody wants are time for nothing; those that are missing take a kernel of their own."""
-    cohort = Cohort({"a": network}, 10)
-    last: list[tuple[Conv2d, torch.Tensor]] = []
-    normalised: set[Conv2d] = set()
+@pytest.mark.parametrize(("network", "in_a_norm"), [("resnet-20", 19), ("resnet-164", 108), ("wrn-16-2", 6)])
+def test_statistics_reach_the_norm_behind_a_convolution(
+    network: str, in_a_norm: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A norm takes the statistics of its own input; a convolution whose output is added computes none."""
+    given: list[bool] = []
+    forward = NormAct.forward
 
-    def remember(conv: nn.Module, _: object, out: torch.Tensor) -> None:
-        if isinstance(conv, Conv2d):
-            last.append((conv, out))
+    def with_stats(conv: Conv2d, x: torch.Tensor, norm: nn.Module) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        out = conv(x)
+        return out, out.detach().clone(), x  # the copy stands for its statistics
 
-    def note(norm: nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
-        if isinstance(norm, NormAct):
-            normalised.update(conv for conv, out in last if out is arguments[0])
+    def checked(
+        layer: NormAct, x: torch.Tensor, shortcut: torch.Tensor | None = None, stats: torch.Tensor | None = None
+    ) -> object:
+        assert stats is None or torch.equal(x, stats)
+        given.append(stats is not None)
+        return forward(layer, x, shortcut)
 
-    for module in cohort.modules():
-        module.register_forward_hook(remember)
-        module.register_forward_pre_hook(note)
+    monkeypatch.setattr(Conv2d, "with_stats", with_stats)
+    monkeypatch.setattr(NormAct, "forward", checked)
     with torch.no_grad():
-        cohort(torch.zeros(2, 3, 32, 32))
-    convs = [conv for conv, _ in last if conv.kernel_size == (3, 3)]
-    assert len(convs) > 10
-    assert [conv.normalised for conv in convs] == [conv in normalised for conv in convs]
+        architecture(network).backbone(10)(torch.randn(2, 3, 8, 8))
+    assert sum(given) == in_a_norm
 
 
-def test_others_layers_are_left_to_a_compiler() -> None:
-    assert not has_fused_kernels(zoo.timm.create_model("resnet18"))
-    assert not has_fused_kernels(nn.Linear(3, 4))
+def test_no_other_file_of_the_networks_imports_kernels() -> None:
+    files = list(Path(layers.__file__).parent.rglob("*.py"))
+    assert len(files) > 10
+    assert [file.name for file in files if "codistill.ops" in file.read_text()] == ["layers.py"]
 
 
-def test_on_a_cpu_nothing_runs_our_kernels() -> None:
+def test_on_a_cpu_no_kernel_runs() -> None:
     layer, x = NormAct(16, nn.ReLU()), torch.randn(2, 16, 4, 4).to(memory_format=torch.channels_last)
-    assert has_fused_kernels(layer)
-    assert not runs_own_kernels(nn.Sequential(layer))
-    with own_kernels():
-        assert not fit(x, layer[0])
+    with use_kernels():
+        assert not can_fuse_norm(x, layer[0])  # type: ignore[arg-type]
         expected = F.relu(F.batch_norm(x, None, None, training=True))
         torch.testing.assert_close(layer(x), expected)
 
 
-def test_halving_spreads_its_gradient_as_average_pooling_does() -> None:
+def test_avg_pool2_spreads_its_gradient_as_torch_does() -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 3, 6, 4, dtype=torch.float64).to(memory_format=torch.channels_last).requires_grad_()
     y = x.detach().clone().requires_grad_()
     towards = torch.randn(2, 3, 3, 2, dtype=torch.float64)
-    out, expected = halved(x), F.avg_pool2d(y, 2)
+    out, expected = avg_pool2(x), F.avg_pool2d(y, 2)
     out.backward(towards)
     expected.backward(towards)
     assert torch.equal(out, expected)
-    assert torch.equal(x.grad, y.grad)
+    assert torch.equal(x.grad, y.grad)  # type: ignore[arg-type]
     assert x.grad.is_contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize(("size", "is_ours"), [((6, 4), True), ((5, 4), False), ((6, 3), False)])
-def test_halving_leaves_odd_lines_to_torch(
-    size: tuple[int, int], is_ours: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("size", "has_kernel"), [((6, 4), True), ((5, 4), False), ((6, 3), False)])
+def test_odd_sides_are_pooled_by_torch(
+    size: tuple[int, int], has_kernel: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which drops them; where a gradient is copied to four, it would have too few."""
-    monkeypatch.setattr("codistill.ops.dispatch.wanted", lambda *_: True)  # as on a GPU
+    """It drops the last line; a gradient copied to four pixels would have too few."""
+    monkeypatch.setattr("codistill.ops.dispatch.is_supported", lambda *_: True)  # as on a GPU
     x = torch.randn(2, 3, *size, requires_grad=True)
     y = x.detach().clone().requires_grad_()
     out, expected = AvgPool2x2()(x), F.avg_pool2d(y, 2)
-    assert ("Halved" in out.grad_fn.name()) is is_ours
+    assert (out.grad_fn.name() == "AvgPool2Backward") is has_kernel
     out.square().sum().backward()
     expected.square().sum().backward()
     assert torch.equal(out, expected)
-    assert torch.equal(x.grad, y.grad)
+    assert torch.equal(x.grad, y.grad)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -140,13 +125,14 @@ def test_halving_leaves_odd_lines_to_torch(
         (64, 16, {"groups": 16}, False),
     ],
 )
-def test_small_convolutions_are_ours(
-    images: int, channels: int, options: dict[str, int], expected: bool, monkeypatch: pytest.MonkeyPatch
+def test_small_convolutions_have_a_kernel(
+    images: int, channels: int, options: dict[str, Any], expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("codistill.ops.dispatch.wanted", lambda *_: True)  # as on a GPU
+    monkeypatch.setattr("codistill.ops.dispatch.is_supported", lambda *_: True)  # as on a GPU
     with torch.device("meta"):
-        layer = Conv2d(channels, channels, **{"kernel": 3, **options}).to(memory_format=torch.channels_last)
-        assert is_small(torch.empty(images, channels, 32, 32, dtype=torch.bfloat16), layer) is expected
+        layer = Conv2d(channels, channels, **{"kernel": 3, **options})
+        layer.to(torch.bfloat16, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        assert suits_small_conv(torch.empty(images, channels, 32, 32, dtype=torch.bfloat16), layer) is expected
 
 
 @pytest.mark.parametrize(
@@ -154,13 +140,14 @@ def test_small_convolutions_are_ours(
     [(186_413, 320, True), (186_414, 320, False), (2, 7712, True), (2, 7728, False)],
     ids=["maps", "maps too large", "a weight", "a weight too large"],
 )
-def test_wide_convolutions_count_their_places_in_32_bits(
-    images: int, channels: int, fits: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of 36 to every 4×4 pixels of a channel, and 36 to every 3×3 taps."""
-    monkeypatch.setattr(kernels, "wanted", lambda x, layer: True)  # as on a GPU
+def test_winograd_offsets_have_32_bits(images: int, channels: int, fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are 36 numbers for every 4×4 pixels of a channel, and 36 for every 3×3 filter."""
+    monkeypatch.setattr(dispatch, "is_supported", lambda x, layer: True)  # as on a GPU
     as_on_a_gpu = {"device": "meta", "dtype": torch.bfloat16, "memory_format": torch.channels_last}
     x = torch.empty(images, channels, 4, 4, **as_on_a_gpu)  # type: ignore[call-overload]
     with torch.device("meta"):
-        conv = Conv2d(channels, channels, 3)
-    assert kernels.is_wide(x, conv.to(memory_format=torch.channels_last)) is fits
+        conv = Conv2d(channels, channels, 3).to(torch.bfloat16, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    with use_kernels():
+        assert suits_winograd(x, conv) is fits
+    with use_kernels(winograd=False):
+        assert not suits_winograd(x, conv)

@@ -40,23 +40,24 @@ def test_small_networks_and_imagenets_are_all_families() -> None:
     assert {type(network) for network in [*built, *map(architecture, IMAGENET)]} == ours
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", [*SMALL, *IMAGENET])
 def test_members_compile_as_one_graph(name: str) -> None:
-    network = member(SMALL[name]).eval()
+    """As they train: batch statistics, dropout and the paper's heads included. Depth changes nothing in this."""
+    network = member(SMALL.get(name, name)).train()
     images = torch.randn(2, 3, 32, 32)
+    torch.manual_seed(0)
     compiled = torch.compile(network, fullgraph=True, backend="eager")(images)
+    torch.manual_seed(0)
     plain = network(images)
-    assert list(compiled) == list(plain) == ["final", "stage2", "stage1"]
+    assert list(compiled) == list(plain)
+    assert len(plain) == 3
     assert all(torch.equal(compiled[exit_name], plain[exit_name]) for exit_name in plain)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_every_known_network_builds_on_meta_and_compiles_as_one_graph(name: str) -> None:
-    """As it trains: batch statistics, dropout and the paper's heads included."""
+def test_every_known_network_builds_and_runs_on_meta(name: str) -> None:
     with torch.device("meta"):
-        network, images = member(name).train(), torch.empty(2, 3, 64, 64)
-    logits = torch.compile(network, fullgraph=True, backend="eager")(images)
+        logits = member(name).train()(torch.empty(2, 3, 64, 64))
     exits = ("stage3", "stage2") if name in IMAGENET else ("stage2", "stage1")
     assert {exit_name: tuple(z.shape) for exit_name, z in logits.items()} == dict.fromkeys(("final", *exits), (2, 10))
 
@@ -96,7 +97,7 @@ def test_channels_last_gives_the_same_logits(name: str) -> None:
     network = member(SMALL[name]).double().eval()
     images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
     expected = network(images)
-    actual = network.to(memory_format=torch.channels_last)(images.to(memory_format=torch.channels_last))
+    actual = network.to(memory_format=torch.channels_last)(images.to(memory_format=torch.channels_last))  # type: ignore[call-overload]
     for exit_name, logits in expected.items():
         torch.testing.assert_close(actual[exit_name], logits, rtol=1e-9, atol=1e-9)
 

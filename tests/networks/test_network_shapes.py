@@ -70,7 +70,7 @@ def chain(module: nn.Module) -> Iterator[nn.Module]:
 def strides_until_pooling(path: list[nn.Module], image_size: int) -> list[int]:
     """By how much each module on the way to global pooling shrinks the feature map, measured by running it."""
     x = torch.empty(2, 3, image_size, image_size, device="meta")
-    strides = []
+    strides = []  # type: ignore[var-annotated]
     for module in path:
         for step in chain(module):
             if isinstance(step, nn.AdaptiveAvgPool2d):

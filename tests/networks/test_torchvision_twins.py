@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import zoo
 from codistill.networks.families import architecture
+from support import zoo
 
 TWINS = {"resnet-18": "resnet18", "resnet-50": "resnet50", "mobilenetv2": "mobilenet_v2"}
 PARAMETERS = {"resnet-18": 11_689_512, "resnet-50": 25_557_032, "mobilenetv2": 3_504_872}  # as torchvision publishes

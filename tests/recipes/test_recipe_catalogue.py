@@ -139,7 +139,7 @@ def test_a_variant_differs_in_what_its_table_varies(name: str) -> None:
         "data": recipe.data.name,
         "wrong_labels": recipe.data.wrong_labels,
     }
-    assert found == {**standard, **VARIANTS.get(name, {})}
+    assert found == {**standard, **VARIANTS.get(name, {})}  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize("name", recipes.NAMES)

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up import METHODS, SEEDS, made_up_run, quick
-from tabs import Tab
 
 from codistill.engine import trainer
 from codistill.recipes.schema import Length
-from tiny import tiny_recipe
+from support.browser import Tab
+from support.made_up import METHODS, SEEDS, made_up_run, quick
+from support.tiny import tiny_recipe
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from made_up import look, made_up_run, quick
 
 from codistill.data.load import load
 from codistill.engine import trainer
@@ -25,7 +24,8 @@ from codistill.report.answers import (
 )
 from codistill.report.blocks import Chart, Gallery, Words
 from codistill.report.read import read_run
-from tiny import tiny_recipe
+from support.made_up import look, made_up_run, quick
+from support.tiny import tiny_recipe
 
 
 def soon() -> float:
@@ -74,7 +74,7 @@ def test_a_bin_of_confidence_ends_with_its_upper_bound(asked: Answers) -> None:
     data = dataclasses.replace(asked.data, test=asked.data.test.take(torch.tensor([0, 1])))
     answer = asked.labels[:2]
     two = Answers(("a/final",), answer[None], torch.tensor([[0.4, 0.41]]), data)
-    assert two.reliability() == [(pytest.approx(40), 100.0, 1), (pytest.approx(41), 100.0, 1)]
+    assert two.reliability() == [(pytest.approx(40), 100.0, 1), (pytest.approx(41), 100.0, 1)]  # type: ignore[comparison-overlap]
 
 
 def test_agreement_class_errors_and_confusion_by_numpy(asked: Answers) -> None:

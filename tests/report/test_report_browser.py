@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up import SEEDS, look, made_up_run, quick
-from tabs import Tab
 
 from codistill.report import page
 from codistill.studies import catalogue
+from support.browser import Tab
+from support.made_up import SEEDS, look, made_up_run, quick
 
 EVIL = "<script>alert(1)</script>"
 
@@ -72,7 +72,7 @@ def test_the_tables_have_the_results_own_numbers(opened: Tab, study: Path) -> No
 def test_the_charts_have_the_results_own_numbers(opened: Tab, study: Path) -> None:
     spec = json.loads(chart(opened, "outcome").locator("script").text_content())
     assert spec["x"]["labels"] == ["independent", "DML", "DCM"]
-    points = {(series["name"], x): [] for series in spec["series"] for x in series["x"]}
+    points = {(series["name"], x): [] for series in spec["series"] for x in series["x"]}  # type: ignore[var-annotated]
     for series in spec["series"]:
         for x, y in zip(series["x"], series["y"], strict=True):
             points[series["name"], x].append(y)

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import numpy as np
-from made_up import SECONDS_PER_EPOCH, SEEDS, TRAIN_IMAGES, look, made_up_error, made_up_run, quick
 
 from codistill.report import curves, sections
 from codistill.report.blocks import Axis, Chart, Matrix, Series, thin_out
 from codistill.report.page import live_page
+from support.made_up import SECONDS_PER_EPOCH, SEEDS, TRAIN_IMAGES, look, made_up_error, made_up_run, quick
 
 
 def test_lines_are_means_and_bands_the_range(study: Path) -> None:

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_up import METHODS, SEEDS, look, made_up_error, made_up_run, quick
 from scipy import stats
 
 from codistill import recipes
 from codistill.report import sections
 from codistill.report.overview import known_study
 from codistill.studies import catalogue
+from support.made_up import METHODS, SEEDS, look, made_up_error, made_up_run, quick
 
 
 def test_runs_of_a_study_are_its_rows_in_its_order(study: Path) -> None:

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from made_up import append, made_up_run, quick, record
-from tabs import Tab
 
 from codistill.recipes import parse
 from codistill.report.server import VERSION, RunWatcher, Server
-from tiny import tiny_recipe
+from support.browser import Tab
+from support.made_up import append, made_up_run, quick, record
+from support.tiny import tiny_recipe
 
 
 def serving(folder: Path) -> Server:
@@ -142,7 +142,7 @@ def test_a_training_is_watched_from_its_first_epoch_to_its_last(tab: Tab, tmp_pa
     command = [sys.executable, "-c", TRAINING, "train", tmp_path / "recipe.yaml", "--out", run, "--quiet"]
     server = serving(run)
     tab.open(server.address)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as training:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as training:  # type: ignore[arg-type]
         said, _ = training.communicate(timeout=120)
     assert training.returncode == 0, said
     tab.wait("charts.get('error')?.spec.series[0].x.length === 4")

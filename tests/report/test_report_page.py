@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_up import SEEDS, look, made_up_run, quick
 from markupsafe import escape
 
 from codistill import recipes
 from codistill.report import page, sections
 from codistill.report.blocks import Axis, Chart, Fold, Grid, Words, lay_out
 from codistill.studies.tables import Table
+from support.made_up import SEEDS, look, made_up_run, quick
 
 EVIL = "<script>alert(1)</script>"
 STATIC = Path(page.__file__).parent / "static"

@@ -5,9 +5,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from made_up import SEEDS, append, look, made_up_run, quick, record, result
 
 from codistill.report.read import expand, find, read_run
+from support.made_up import SEEDS, append, look, made_up_run, quick, record, result
 
 
 def test_a_finished_run_has_its_result_and_its_whole_course(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_numbers_that_are_none_are_left_out_of_curves(tmp_path: Path) -> None:
     assert [list(run.curve("test", "a/final", key)) for key in ("nll", "top1_error", "ece")] == [[1, 2]] * 3
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 99}', '{"format": 1}'])
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 99}', '{"format": 2}'])
 def test_a_result_that_cannot_be_read_leaves_an_unfinished_run(tmp_path: Path, content: str) -> None:
     folder = made_up_run(tmp_path / "run", quick())
     (folder / "result.json").write_text(content)

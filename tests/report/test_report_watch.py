@@ -4,11 +4,11 @@ import io
 from pathlib import Path
 
 import pytest
-from made_up import append, look, made_up_run, quick, record, result
 from rich.console import Console
 
 from codistill.cli.results import follow, progress_table, progress_to_dict
 from codistill.runs.files import to_json
+from support.made_up import append, look, made_up_run, quick, record, result
 
 
 def text_of(folder: Path, width: int = 140) -> str:

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ FACTS = {
 }
 
 
-def git(folder, *arguments):
+def git(folder: Path, *arguments: Any) -> Any:
     identity = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
     return subprocess.run(
         ["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True
@@ -25,7 +26,7 @@ def git(folder, *arguments):
 
 
 @pytest.fixture
-def source(tmp_path):
+def source(tmp_path: Path) -> Path:
     git(tmp_path, "init", "-q")
     path = tmp_path / "package" / "module.py"
     path.parent.mkdir()
@@ -36,7 +37,7 @@ def source(tmp_path):
     return path
 
 
-def test_every_fact_is_there_and_is_json():
+def test_every_fact_is_there_and_is_json() -> None:
     facts = environment.describe()
     assert facts.keys() == FACTS
     assert json.loads(json.dumps(facts)) == facts
@@ -47,35 +48,37 @@ def test_every_fact_is_there_and_is_json():
     assert facts["cores"] >= 1
 
 
-def test_nothing_reaches_the_network(monkeypatch):
+def test_nothing_reaches_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "socket", lambda *_, **__: pytest.fail("a socket was opened"))
     assert environment.describe()["python"]
 
 
-def test_the_commit_is_the_working_trees(source):
+def test_the_commit_is_the_working_trees(source: Path) -> None:
     assert environment._commit(source) == git(source.parent, "rev-parse", "HEAD")
     assert environment._dirty(source) is False
     source.write_text("x = 2\n")
     assert environment._dirty(source) is True
 
 
-def test_an_installed_copy_does_not_take_the_commit_of_the_repository_around_it(source):
+def test_an_installed_copy_does_not_take_the_commit_of_the_repository_around_it(source: Path) -> None:
     installed = source.parents[1] / "venv" / "module.py"
     installed.parent.mkdir()
     installed.write_text("x = 1\n")
     for fact in (environment._commit, environment._dirty):
-        assert environment._or_none(lambda fact=fact: fact(installed)) is None
+        assert environment._or_none(lambda fact=fact: fact(installed)) is None  # type: ignore[misc]
 
 
-def test_a_hooks_variables_do_not_name_another_repository(source, tmp_path, monkeypatch):
+def test_a_hooks_variables_do_not_name_another_repository(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "nowhere"))
     commit = environment._commit(source)
     monkeypatch.delenv("GIT_DIR")
     assert commit == git(source.parent, "rev-parse", "HEAD")
 
 
-def test_nothing_stops_a_training(monkeypatch):
-    def fail(*_, **__):
+def test_nothing_stops_a_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("broken driver")
 
     monkeypatch.setattr(torch.cuda, "device_count", fail)
@@ -89,7 +92,7 @@ def test_nothing_stops_a_training(monkeypatch):
     assert {name for name in unknown if facts[name] is None} == unknown
 
 
-def test_without_git_the_commit_is_unknown(source, monkeypatch):
+def test_without_git_the_commit_is_unknown(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert environment._or_none(lambda: environment._commit(source)) is None
 
@@ -115,13 +118,15 @@ def test_without_git_the_commit_is_unknown(source, monkeypatch):
         ("file:///home/alice", "<path>"),
     ],
 )
-def test_the_command_line_has_no_paths_and_no_user(monkeypatch, argument, recorded):
+def test_the_command_line_has_no_paths_and_no_user(
+    monkeypatch: pytest.MonkeyPatch, argument: Any, recorded: Any
+) -> None:
     monkeypatch.setenv("HOME", "/home/alice")
     monkeypatch.setattr(sys, "argv", ["/home/alice/venv/bin/codistill", "train", argument])
     assert environment.describe()["command"] == ["codistill", "train", recorded]
 
 
-def test_no_path_is_recorded(monkeypatch):
+def test_no_path_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [str(Path.home() / "bin" / "codistill"), str(Path.cwd())])
     text = json.dumps(environment.describe())
     for private in (str(Path.cwd()), str(Path(environment.__file__).parent), sys.prefix):
@@ -129,6 +134,6 @@ def test_no_path_is_recorded(monkeypatch):
     assert os.sep + "home" not in text
 
 
-def test_a_copy_without_its_repository_can_be_told_its_commit(source, monkeypatch):
+def test_a_copy_without_its_repository_can_be_told_its_commit(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CODISTILL_COMMIT", "954ca01")
     assert environment._commit(source) == "954ca01"

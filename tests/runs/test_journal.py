@@ -1,6 +1,8 @@
 import errno
 import json
 import os
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,14 +13,14 @@ from codistill.runs.journal import Journal, read_journal
 RECORDS = [{"step": step, "loss": 1 / (step + 3), "exits": {"b": 1, "a": [1e-7, 1e22]}} for step in range(7)]
 
 
-def write(path, records):
+def write(path: Path, records: Any) -> Any:
     with Journal(path) as journal:
         for record in records:
             journal.append(record)
         return journal.length
 
 
-def test_every_record_is_one_line_with_sorted_keys_and_full_floats(tmp_path):
+def test_every_record_is_one_line_with_sorted_keys_and_full_floats(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     write(path, [{"b": 0.1 + 0.2, "a": 1}, {"z": "é\n"}])
     assert path.read_bytes() == '{"a": 1, "b": 0.30000000000000004}\n{"z": "é\\n"}\n'.encode()
@@ -27,7 +29,7 @@ def test_every_record_is_one_line_with_sorted_keys_and_full_floats(tmp_path):
 
 
 @pytest.mark.parametrize("stop", range(8))
-def test_a_continued_journal_is_the_uninterrupted_one(tmp_path, stop):
+def test_a_continued_journal_is_the_uninterrupted_one(tmp_path: Path, stop: int) -> None:
     whole, resumed = tmp_path / "whole.jsonl", tmp_path / "resumed.jsonl"
     write(whole, RECORDS)
     saved_length = write(resumed, RECORDS[:stop])
@@ -43,7 +45,9 @@ def test_a_continued_journal_is_the_uninterrupted_one(tmp_path, stop):
 
 
 @pytest.mark.parametrize("cut", range(1, len(json.dumps(RECORDS[2]))))
-def test_a_last_line_cut_anywhere_is_reported_and_left_out(tmp_path, caplog, cut):
+def test_a_last_line_cut_anywhere_is_reported_and_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, cut: int
+) -> None:
     path = tmp_path / "journal.jsonl"
     length = write(path, RECORDS[:2])
     write(path, RECORDS[2:3])
@@ -56,7 +60,7 @@ def test_a_last_line_cut_anywhere_is_reported_and_left_out(tmp_path, caplog, cut
     assert read_journal(path) == RECORDS[:3]
 
 
-def test_a_whole_record_without_its_newline_is_cut_too(tmp_path):
+def test_a_whole_record_without_its_newline_is_cut_too(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     length = write(path, RECORDS[:1])
     os.truncate(path, length - 1)
@@ -64,7 +68,7 @@ def test_a_whole_record_without_its_newline_is_cut_too(tmp_path):
 
 
 @pytest.mark.parametrize("length", [-1, 1, 10_000])
-def test_a_journal_that_does_not_belong_to_the_checkpoint_is_refused(tmp_path, length):
+def test_a_journal_that_does_not_belong_to_the_checkpoint_is_refused(tmp_path: Path, length: int) -> None:
     path = tmp_path / "journal.jsonl"
     write(path, RECORDS)
     before = path.read_bytes()
@@ -73,7 +77,7 @@ def test_a_journal_that_does_not_belong_to_the_checkpoint_is_refused(tmp_path, l
     assert path.read_bytes() == before
 
 
-def test_a_bad_line_before_the_last_is_an_error(tmp_path):
+def test_a_bad_line_before_the_last_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     for bad in (b"{]\n", b"[1]\n", b"\n", b"\xff\n"):
         path.write_bytes(b'{"a": 1}\n' + bad + b'{"a": 2}\n')
@@ -81,19 +85,19 @@ def test_a_bad_line_before_the_last_is_an_error(tmp_path):
             read_journal(path)
 
 
-def test_nan_and_infinities_are_null(tmp_path):
+def test_nan_and_infinities_are_null(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     write(path, [{"loss": float("nan"), "norms": [float("inf"), -float("inf"), 1.0]}])
     assert path.read_text() == '{"loss": null, "norms": [null, null, 1.0]}\n'
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
-def test_a_failed_append_leaves_no_part_of_a_line(tmp_path, monkeypatch, number):
+def test_a_failed_append_leaves_no_part_of_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     path = tmp_path / "journal.jsonl"
     with Journal(path) as journal:
         journal.append({"a": 1})
 
-        def fail(_):
+        def fail(_: Any) -> None:
             raise OSError(number, os.strerror(number))
 
         with monkeypatch.context() as patch:
@@ -105,25 +109,25 @@ def test_a_failed_append_leaves_no_part_of_a_line(tmp_path, monkeypatch, number)
     assert read_journal(path) == [{"a": 1}, {"a": 3}]
 
 
-def test_a_line_written_in_pieces_arrives_whole(tmp_path):
+def test_a_line_written_in_pieces_arrives_whole(tmp_path: Path) -> None:
     class Slow:
-        def __init__(self, file):
+        def __init__(self, file: Any) -> None:
             self.file = file
 
-        def __getattr__(self, name):
+        def __getattr__(self, name: str) -> Any:
             return getattr(self.file, name)
 
-        def write(self, content):
+        def write(self, content: Any) -> Any:
             return self.file.write(content[:3])
 
     path = tmp_path / "journal.jsonl"
     with Journal(path) as journal:
-        journal._file = Slow(journal._file)
+        journal._file = Slow(journal._file)  # type: ignore[assignment]
         journal.append({"a": "many pieces"})
     assert read_journal(path) == [{"a": "many pieces"}]
 
 
-def test_each_line_is_on_the_disk_before_append_returns(tmp_path, monkeypatch):
+def test_each_line_is_on_the_disk_before_append_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "journal.jsonl"
     synced = []
     fsync = os.fsync
@@ -134,7 +138,7 @@ def test_each_line_is_on_the_disk_before_append_returns(tmp_path, monkeypatch):
     assert (synced[-1].st_ino, synced[-1].st_size) == (path.stat().st_ino, len('{"a": 1}\n'))
 
 
-def test_a_line_without_end_is_refused_without_reading_it_all(tmp_path, monkeypatch):
+def test_a_line_without_end_is_refused_without_reading_it_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_module, "MAX_LINE_BYTES", 50)
     path = tmp_path / "journal.jsonl"
     path.write_bytes(b"x" * 1000)
@@ -144,7 +148,7 @@ def test_a_line_without_end_is_refused_without_reading_it_all(tmp_path, monkeypa
         journal.append({"text": "x" * 50})
 
 
-def test_a_folder_that_is_gone_is_named(tmp_path):
+def test_a_folder_that_is_gone_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=f"{tmp_path}/gone: cannot open journal"):
         Journal(tmp_path / "gone" / "journal.jsonl")
     with pytest.raises(RunError, match=f"{tmp_path}/gone: cannot read journal"):

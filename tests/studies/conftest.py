@@ -1,10 +1,10 @@
 """A fixture for tests of the command, without waiting and data."""
 
 import pytest
-from synthetic import ENVIRONMENT
 
 from codistill.cli import study
 from codistill.studies import plan, runner
+from support.synthetic import ENVIRONMENT
 
 
 @pytest.fixture

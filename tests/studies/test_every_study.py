@@ -1,4 +1,4 @@
-"""Every study from its command to its tables and curves, at toy size: real trainings, small networks, few images."""
+"""Every study from its command to its tables and curves, at toy size: one real training of each kind of recipe."""
 
 import csv
 import io
@@ -8,15 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from counts import ROWS
 from PIL import Image
 from rich.console import Console
-from warm import warm_trainings
 
 from codistill.cli.study import run_study
 from codistill.studies import catalogue
 from codistill.studies.runner import Command
 from codistill.studies.study import slug
+from support.study_rows import ROWS
+from support.warm import first_of_each_kind, warm_trainings
 
 SMALLER = {
     "resnet-164": "resnet-14",
@@ -46,7 +46,7 @@ EMBEDDED = ["data.name=fashion", "data.image_size=14"]
 @pytest.fixture(scope="module")
 def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
     with warm_trainings(tmp_path_factory.mktemp("server")) as started:
-        yield started
+        yield first_of_each_kind(started)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from pathlib import Path
 from subprocess import run
 
 import pytest
-from counts import ROWS
 from typer.main import get_command
 
 from codistill import recipes
@@ -19,6 +18,7 @@ from codistill.studies.plan import run_name
 from codistill.studies.statistics import Summary
 from codistill.studies.study import Study, StudyRow, paper_numbers, slug
 from codistill.transfer import methods
+from support.study_rows import ROWS
 
 
 def test_every_method_can_be_a_row() -> None:

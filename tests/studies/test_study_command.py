@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from study_call import ON_CPU, PAIR, StudyCall
-from synthetic import FINISH, STOP, made_up_result, pretend
 
 from codistill.recipes import Recipe, parse
 from codistill.studies import catalogue
+from support.study_call import ON_CPU, PAIR, StudyCall
+from support.synthetic import FINISH, STOP, made_up_result, pretend
 
 pytestmark = pytest.mark.usefixtures("quick")
 FAIL = "import sys; print('the disk is on fire'); sys.exit(3)"

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from synthetic import result_json
 
 from codistill import recipes
 from codistill.runs.result import read_result
@@ -16,6 +15,7 @@ from codistill.studies.costs import (
     sizes,
     training_flops,
 )
+from support.synthetic import result_json
 
 # Forward GFLOP an image at 32×32 and 100 classes, counted independently: alone, and with both heads.
 WRN_28_4, WRN_28_4_WITH_HEADS = 1.691, 4.728

@@ -21,7 +21,7 @@ def command(out: Path, *more: str) -> list[str]:
 @pytest.mark.slow
 def test_the_demo_stopped_and_continued(tmp_path: Path) -> None:
     out = tmp_path / "demo"
-    options = ("length.epochs=4", "evaluation.every_epochs=1", "--seeds", "2", "--jobs", "2")
+    options = ("length.epochs=4", "evaluation.every_epochs=1", "--seeds", "1", "--jobs", "2")
     study = subprocess.Popen(command(out, *options), stdout=subprocess.PIPE, text=True)
     until = time.monotonic() + 120
     while not list((out / "runs").glob("*/journal.jsonl")) and time.monotonic() < until:
@@ -34,14 +34,14 @@ def test_the_demo_stopped_and_continued(tmp_path: Path) -> None:
     ended = subprocess.run(command(out, *options), capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     content = json.loads((out / "demo.json").read_text())
-    assert [row["n"] for row in content["errors"]["rows"]] == [2, 2, 2]
-    assert len(content["runs"]) == len(list((out / "runs").glob("*/result.json"))) == 6
-    assert len(list((out / "runs").glob("*/weights/*.safetensors"))) == 12
+    assert [row["n"] for row in content["errors"]["rows"]] == [1, 1, 1]
+    assert len(content["runs"]) == len(list((out / "runs").glob("*/result.json"))) == 3
+    assert len(list((out / "runs").glob("*/weights/*.safetensors"))) == 6
     assert "DCM − independent" in ended.stdout
 
     again = subprocess.run(command(out, *options), capture_output=True, text=True, timeout=120, check=False)
     assert again.returncode == 0
-    assert "6 runs, 6 finished before" in again.stdout
+    assert "3 runs, 3 finished before" in again.stdout
 
 
 @pytest.mark.slow

@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from study_call import ON_CPU, StudyCall
-from synthetic import ENVIRONMENT
 
 from codistill import recipes
 from codistill.studies import catalogue, plan
 from codistill.studies.costs import training_flops
 from codistill.studies.plan import plan_runs
+from support.study_call import ON_CPU, StudyCall
+from support.synthetic import ENVIRONMENT
 
 pytestmark = pytest.mark.usefixtures("quick")
 

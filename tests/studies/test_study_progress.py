@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from study_call import StudyCall
-from synthetic import FINISH, pretend
 
 from codistill.cli.study import RemainingTime, StudyProgress
 from codistill.studies import catalogue
 from codistill.studies.plan import PlannedRun, plan_runs
+from support.study_call import StudyCall
+from support.synthetic import FINISH, pretend
 
 TRAIN_A_WHILE = f"""
 import pathlib, sys, time

@@ -3,14 +3,14 @@
 from pathlib import Path
 
 import pytest
-from study_call import StudyCall
-from synthetic import fill, made_up_result
 
 from codistill import recipes
 from codistill.recipes import parse
 from codistill.recipes.schema import AdamW, Sgd
 from codistill.studies import catalogue
 from codistill.studies.plan import plan_runs, require_data, run_name
+from support.study_call import StudyCall
+from support.synthetic import fill, made_up_result
 
 OUT = Path("out")
 
@@ -127,7 +127,7 @@ def test_a_file_where_a_folder_should_be_is_named(tmp_path: Path, place: str) ->
 
 
 @pytest.mark.parametrize("file", ["recipe.yaml", "result.json"])
-@pytest.mark.parametrize("damage", ["", ": [", "{}", '{"format": 1}'])
+@pytest.mark.parametrize("damage", ["", ": [", "{}", '{"format": 2}'])
 def test_a_damaged_run_is_named_with_what_to_do(tmp_path: Path, file: str, damage: str) -> None:
     study = catalogue.get("demo")
     first, *_ = plan_runs(study, [41], [], tmp_path, None).runs

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from study_call import ON_CPU, StudyCall
-from synthetic import pretend
 
 from codistill.cli.study import StudyProgress, run_study
 from codistill.studies.plan import PlannedRun
+from support.study_call import ON_CPU, StudyCall
+from support.synthetic import pretend
 
 pytestmark = pytest.mark.usefixtures("quick")
 WAIT_TO_BE_ASKED = """

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from synthetic import made_up_results, result_json
 
 from codistill.recipes import Recipe
 from codistill.runs.result import Result, read_result
@@ -16,6 +15,7 @@ from codistill.studies.analysis import StudyTables, build_tables
 from codistill.studies.statistics import Summary
 from codistill.studies.study import Results, Study
 from codistill.studies.tables import Table, format_cell
+from support.synthetic import made_up_results, result_json
 
 # Errors of networks a and b by method and seed, chosen so that the numbers below can be checked by hand.
 ERRORS = {
@@ -192,10 +192,12 @@ def test_the_papers_number_goes_where_networks_were_changed(tmp_path: Path) -> N
 def test_deviations_of_some_rows_say_which(study: Study, tmp_path: Path) -> None:
     results = {key: dict(by_seed) for key, by_seed in results_of(study, tmp_path).items()}
     dcm = study.rows[2]
-    recipe = dcm.resolve(["runtime.precision=bf16", "runtime.threads=1", "checkpoints.keep=9"]).replace(seed=1)
+    recipe = dcm.resolve(
+        ["label_smoothing=0.1", "runtime.kernels=torch", "runtime.threads=1", "checkpoints.keep=9"]
+    ).replace(seed=1)
     results[dcm.key][1] = read(tmp_path, recipe, (23.0, 25.0))
     notes = [note for note in build_tables(study, results, [1, 2, 3]).errors.notes if note.startswith("Deviation")]
-    assert notes == ["Deviation: runtime.precision: fp32 → bf16 (in DCM)"]
+    assert notes == ["Deviation: label_smoothing: 0.0 → 0.1 (in DCM)"]
 
 
 def test_runs_of_different_commits_are_warned_of(study: Study, tmp_path: Path) -> None:
@@ -212,6 +214,19 @@ def test_runs_of_different_commits_are_warned_of(study: Study, tmp_path: Path) -
     assert machines == (
         "Ran on NVIDIA H200, a CPU; torch 2.11.0, torch 2.13.0; commit 0123456789, fedcba9876 with changes."
     )
+
+
+def test_the_precision_of_every_run_is_named(study: Study, tmp_path: Path) -> None:
+    """Also where the machine chose it: the run recorded what ``auto`` was."""
+    rows = {row.key: row.recipe.replace(seed=1) for row in study.rows}
+    results = {
+        key: {1: read(tmp_path, recipe, (26.0, 28.0), environment={"precision": precision})}
+        for (key, recipe), precision in zip(rows.items(), ["fp32", "bf16", "bf16"], strict=True)
+    }
+    notes = build_tables(study, results, [1]).errors.notes
+    assert any(" in bf16, fp32; " in note for note in notes if note.startswith("Ran on"))
+    assert "Warning: these runs are of 2 different precisions." in notes
+    assert not any(note.startswith("Deviation") for note in notes)
 
 
 def test_the_best_epoch_has_columns_of_its_own_on_request(study: Study, tmp_path: Path) -> None:
@@ -235,7 +250,7 @@ def test_a_frozen_teacher_is_not_compared(tmp_path: Path) -> None:
     results = made_up_results(study, [1, 2], tmp_path)
     compared = [(row[0], row[1]) for row in build_tables(study, results, [1, 2]).differences.rows]
     assert ("KD − independent", "b") in compared
-    assert not any("KD" in contrast and "a" in of.replace("mean", "") for contrast, of in compared)
+    assert not any("KD" in contrast and "a" in of.replace("mean", "") for contrast, of in compared)  # type: ignore[operator]
 
 
 def test_every_study_makes_its_table_in_every_form(tmp_path: Path) -> None:

@@ -77,6 +77,6 @@ def test_the_documented_method_is_the_example() -> None:
 
 def test_the_benchmark_prints_its_tables() -> None:
     command = [sys.executable, ROOT / "benchmarks" / "objective.py", "--batch=4", "--classes=10", "--rounds=2"]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout  # type: ignore[arg-type]
     assert "dcm / dml_ds" in printed
     assert [line.split()[0] for line in printed.splitlines() if re.match(r" *\d+ ", line)] == ["2", "4", "8", "16"]

@@ -1,4 +1,4 @@
-"""What the gradients must be: the KL form's, finite differences', nothing into a source, nothing from a sick one."""
+"""What the gradients must be: the KL form's, finite differences', none into a source, none from a non-finite one."""
 
 import runpy
 from pathlib import Path
@@ -10,7 +10,7 @@ import torch
 from codistill.transfer import methods
 from codistill.transfer.graph import Outline, TransferGraph
 from codistill.transfer.objective import Objective
-from reference import numpy_objective as paper
+from support import numpy_objective as paper
 
 TWINS = Outline({name: {"final": 1, "stage2": 2} for name in "ab"})
 LABELS = torch.tensor([0, 2, 1])
@@ -39,7 +39,7 @@ def test_gradient_equals_finite_differences_with_the_sources_held(name: str, tem
     compared = 0
     for classifier in (c.name for c in methods.get(name)(TWINS).classifiers):
         for index in np.ndindex(3, 4):
-            found = logits[classifier].grad[index].item()
+            found = logits[classifier].grad[index].item()  # type: ignore[index]
             for l_kd in (paper.eq_5, paper.eq_2):  # KL and cross-entropy have the same gradient
                 slope = (at(classifier, index, 1e-5, l_kd) - at(classifier, index, -1e-5, l_kd)) / 2e-5
                 assert found == pytest.approx(slope, abs=1e-8)
@@ -53,7 +53,7 @@ def test_an_edge_moves_its_learner_and_nobody_else(temperature: float) -> None:
         logits = random_logits()
         Objective(TransferGraph(TWINS, {}, [edge], temperature))(logits, LABELS).total.backward()
         assert logits[edge.learner].grad.abs().sum() > 0
-        assert torch.count_nonzero(logits[edge.source].grad) == 0
+        assert torch.count_nonzero(logits[edge.source].grad) == 0  # type: ignore[arg-type]
     assert len(methods.complete(TWINS).transfers) == 12
 
 
@@ -76,17 +76,17 @@ def test_no_parameter_of_a_source_network_feels_an_edge() -> None:
     assert edges == 18
 
 
-def test_a_sick_source_leaves_its_learners_gradients_finite() -> None:
-    healthy, sick = random_logits(), random_logits()
+def test_a_non_finite_source_leaves_its_learners_gradients_finite() -> None:
+    healthy, spoilt = random_logits(), random_logits()
     with torch.no_grad():
         for exit in ("final", "stage2"):
-            sick[f"a/{exit}"][1] = torch.nan
+            spoilt[f"a/{exit}"][1] = torch.nan
     objective = Objective(methods.dcm(TWINS))
     objective(healthy, LABELS).total.backward()
-    loss = objective(sick, LABELS)
+    loss = objective(spoilt, LABELS)
     loss.total.backward()
     for exit in ("final", "stage2"):
-        grad = sick[f"b/{exit}"].grad
-        assert torch.isfinite(grad).all()
-        torch.testing.assert_close(grad[[0, 2]], healthy[f"b/{exit}"].grad[[0, 2]], rtol=0, atol=1e-14)
+        grad = spoilt[f"b/{exit}"].grad
+        assert torch.isfinite(grad).all()  # type: ignore[arg-type]
+        torch.testing.assert_close(grad[[0, 2]], healthy[f"b/{exit}"].grad[[0, 2]], rtol=0, atol=1e-14)  # type: ignore[index]
     assert torch.isnan(loss.total)

@@ -11,7 +11,7 @@ from codistill.transfer import methods
 from codistill.transfer.graph import Outline, Transfer, TransferGraph
 from codistill.transfer.objective import Objective
 from codistill.transfer.per_edge import divergence, edge_terms
-from reference import numpy_objective as paper
+from support import numpy_objective as paper
 
 TWINS = Outline({name: {"final": 1, "stage2": 2, "stage1": 3} for name in "ab"})
 UNEQUAL = Outline({"a": {"final": 1, "stage2": 2, "stage1": 3}, "b": {"final": 1}, "c": {"final": 1, "stem": 4}})
@@ -41,8 +41,8 @@ def test_equals_the_papers_equations(name: str, outline: Outline, temperature: f
     logits = random_logits(outline)
     loss = objective(logits, labels)
     networks = as_networks(outline, logits)
-    kl = paper.loss(name, networks, labels.numpy(), paper.eq_5, temperature=temperature, **WEIGHTS)
-    cross_entropy = paper.loss(name, networks, labels.numpy(), paper.eq_2, temperature=temperature, **WEIGHTS)
+    kl = paper.loss(name, networks, labels.numpy(), paper.eq_5, temperature=temperature, **WEIGHTS)  # type: ignore[arg-type]
+    cross_entropy = paper.loss(name, networks, labels.numpy(), paper.eq_2, temperature=temperature, **WEIGHTS)  # type: ignore[arg-type]
     assert loss.total.item() == pytest.approx(kl, abs=1e-12)
     assert sum(loss.terms.values()).item() == pytest.approx(kl, abs=1e-12)
     assert (loss.total + objective.source_entropy(logits)).item() == pytest.approx(cross_entropy, abs=1e-12)
@@ -79,7 +79,7 @@ def test_equals_the_per_edge_form(graph: TransferGraph, batch: int, classes: int
     for classifier in graph.classifiers:
         expected = theirs[classifier.name].grad
         found = ours[classifier.name].grad
-        torch.testing.assert_close(found, torch.zeros_like(found) if expected is None else expected, rtol=0, atol=1e-11)
+        torch.testing.assert_close(found, torch.zeros_like(found) if expected is None else expected, rtol=0, atol=1e-11)  # type: ignore[arg-type]
 
 
 def test_kl_by_hand_is_summed_over_classes_and_averaged_over_images() -> None:

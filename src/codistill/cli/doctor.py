@@ -96,8 +96,20 @@ def check_devices() -> Iterator[Finding]:
         yield Finding("device", "warning", "only the CPU", advice)
 
 
+def check_kernels() -> Iterator[Finding]:
+    """Name what ``auto`` chooses here; without Triton, a GPU that could run its kernels is slower."""
+    from codistill.engine.runtime import has_triton, is_since_ampere, prepared
+    from codistill.recipes.schema import Runtime
+
+    with prepared(Runtime()) as machine:
+        text = f"runtime.kernels=auto is {machine.kernels}, runtime.precision=auto is {machine.precision}"
+        is_lacking = is_since_ampere(machine.device.type) and not has_triton()
+    advice = "type `pip install triton` for kernels that are several times as fast" if is_lacking else ""
+    yield Finding("kernels", "warning" if is_lacking else "ok", text, advice)
+
+
 def check_compiler() -> Iterator[Finding]:
-    """Check what runtime.compile=true needs: a C++ compiler for the CPU, Triton for a GPU."""
+    """Check what runtime.kernels=inductor needs: a C++ compiler for the CPU, Triton for a GPU."""
     import torch
 
     compilers = [name for name in (os.environ.get("CXX"), "g++", "clang++") if name and shutil.which(name)]
@@ -105,7 +117,7 @@ def check_compiler() -> Iterator[Finding]:
     if torch.cuda.is_available() and find_spec("triton") is None:
         lacking.append("Triton")
     if lacking:
-        advice = "install it, or leave runtime.compile=false, which is the default"
+        advice = "install it to use runtime.kernels=inductor; nothing else needs it"
         yield Finding("torch.compile", "warning", f"lacks {' and '.join(lacking)}", advice)
     else:
         yield Finding("torch.compile", "ok", f"compiles with {compilers[0]}")
@@ -134,4 +146,7 @@ def check_data() -> Iterator[Finding]:
             yield Finding(f"data: {name}", "warning", f"not in {folder}", advice)
 
 
-CHECKS = (check_python, check_codistill, check_torch, check_devices, check_compiler, check_space, check_data)
+CHECKS = (
+    *(check_python, check_codistill, check_torch, check_devices, check_kernels, check_compiler),
+    *(check_space, check_data),
+)

@@ -203,7 +203,9 @@ def memory_explained(advice: str) -> Iterator[None]:
 
 def smaller(recipe: Recipe) -> str:
     """Return what to try if a training does not fit into memory."""
-    return f"try batch_size={max(1, recipe.batch_size // 2)} or runtime.precision=bf16"
+    is_wide = recipe.runtime.precision in {"fp32", "tf32"}
+    other = "runtime.precision=bf16" if is_wide else "runtime.activation_checkpointing=true"
+    return f"try batch_size={max(1, recipe.batch_size // 2)} or {other}"
 
 
 def default_folder(recipe: Recipe) -> Path:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -26,16 +25,12 @@ class OnDevice:
     """Whether one Triton kernel crops, flips and normalises; then there is nothing left to compile."""
 
     @classmethod
-    def of(cls, data: ImageData, device: torch.device, augmentation: Augment, *, compiled: bool = False) -> "OnDevice":
+    def of(
+        cls, data: ImageData, device: torch.device, augmentation: Augment, *, has_triton: bool = False
+    ) -> "OnDevice":
         mean, std = (torch.tensor(values, device=device) for values in (data.mean, data.std))
         splits = {split: images.to(device) for split, images in data.splits.items()}
-        has_kernel = (
-            compiled
-            and device.type == "cuda"
-            and augmentation.is_plain
-            and splits["train"].pixels.dtype is torch.uint8
-            and find_spec("triton") is not None
-        )
+        has_kernel = has_triton and augmentation.is_plain and splits["train"].pixels.dtype is torch.uint8
         return cls(splits, mean, std, data.num_classes, augmentation, has_kernel)
 
     def batches(self, plan: EpochPlan, first_step: int) -> Iterator[Draws]:
@@ -51,11 +46,11 @@ class OnDevice:
     def _images(self, pixels: Tensor, draws: Draws) -> Tensor:
         if not self.has_kernel:
             return augment(pixels, draws, self.augmentation, self.mean, self.std)
-        from codistill.ops.augment import cropped_and_normalised
+        from codistill.ops.augment import crop_flip_normalise
 
         settings = self.augmentation
         height, width = pixels.shape[-2:]
-        return cropped_and_normalised(
+        return crop_flip_normalise(
             pixels, self.mean, self.std, draws.crops, draws.flips,
             size=settings.crop_size((height, width)), pad=settings.pad, reflects=settings.padding == "reflect",
         )  # fmt: skip

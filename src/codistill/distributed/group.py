@@ -270,8 +270,8 @@ def _all_gather_values(value: object) -> list[Any]:
 
 
 def _send_tensors(tensors: Mapping[str, Tensor], to: int) -> None:
-    """Sends dtypes, shapes and strides first, then one tensor after the other in the same order."""
-    _send_value({name: [str(x.dtype), list(x.shape), list(x.stride())] for name, x in tensors.items()}, to)
+    """Sends dtypes and shapes first, then one tensor after the other in the same order."""
+    _send_value({name: [str(x.dtype), list(x.shape)] for name, x in tensors.items()}, to)
     for x in tensors.values():
         dist.send(_as_bytes(x.detach().cpu().contiguous()), to)
 
@@ -280,10 +280,10 @@ def _receive_tensors(source: int) -> dict[str, Tensor]:
     return {name: _receive_tensor(source, *kind) for name, kind in _receive_value(source).items()}
 
 
-def _receive_tensor(source: int, dtype: str, shape: list[int], stride: list[int]) -> Tensor:
+def _receive_tensor(source: int, dtype: str, shape: list[int]) -> Tensor:
     received = torch.empty(shape, dtype=DTYPE_BY_NAME[dtype])
     dist.recv(_as_bytes(received), source)
-    return torch.empty_strided(shape, stride, dtype=received.dtype).copy_(received)
+    return received
 
 
 def _as_bytes(contiguous: Tensor) -> Tensor:

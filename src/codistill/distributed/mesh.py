@@ -1,7 +1,7 @@
 """The engine's ``Peers`` in a process group: a torch ``DeviceMesh`` with the axes ``cohort`` and ``data``."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from hashlib import sha256
 
@@ -11,20 +11,18 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from codistill.cohort import Cohort
-from codistill.data.batches import Draws, Share
+from codistill.data.batches import Share
 from codistill.distributed.data_parallel import (
     DataParallelGroup,
     GradientSync,
     RunningStatistics,
     convert_sync_batchnorm,
 )
-from codistill.distributed.exchange import PREDICTIONS
+from codistill.distributed.exchange import LogitsAllGather
 from codistill.distributed.group import ProcessGroup
 from codistill.distributed.layout import Layout
 from codistill.distributed.sharded import ShardedParams, submodules
-from codistill.engine.fast.sections import Network
 from codistill.engine.optim import MovingAverage
-from codistill.engine.peers import Look
 from codistill.networks.backbone import Backbone
 from codistill.recipes.schema import Recipe
 from codistill.runs.weights import average_key, cohort_key
@@ -32,8 +30,6 @@ from codistill.runs.weights import average_key, cohort_key
 
 class MeshPeers:
     """``Peers`` of one rank: exchanges predictions along ``cohort`` and reduces gradients along ``data``."""
-
-    recordable = False
 
     def __init__(self, world: ProcessGroup, layout: Layout, recipe: Recipe, device_type: str = "cpu") -> None:
         self.world, self.layout, self.recipe = world, layout, recipe
@@ -44,7 +40,7 @@ class MeshPeers:
             for name in recipe.networks
             for exit_name in ("final", *recipe.graph.exits[name])
         }
-        self.predictions = PREDICTIONS[recipe.processes.predictions](world, owners)
+        self.all_gather = LogitsAllGather(world, owners)
         self.data_parallel: DataParallelGroup | None = None
         self.sharded: ShardedParams | None = None
         self.gradient_sync: GradientSync | None = None
@@ -55,15 +51,13 @@ class MeshPeers:
             self.sharded = ShardedParams(self.data_parallel, mesh) if recipe.processes.weights == "sharded" else None
 
     @property
-    def words(self) -> tuple[str, ...]:
-        weights = ("sharded weights",) if self.sharded else ()
-        return (str(self.layout), *weights, *self.predictions.words)
+    def description(self) -> tuple[str, ...]:
+        return (str(self.layout), *(["sharded weights"] if self.sharded else []))
 
     def holds(self, network: str) -> bool:
         return network in self.layout.networks_of(self.world.rank)
 
     def adopt(self, cohort: Cohort, average: MovingAverage | None) -> None:
-        self.cohort = cohort
         if self.data_parallel is None:
             return
         self._check_equal_weights(cohort)
@@ -86,10 +80,10 @@ class MeshPeers:
             assert isinstance(backbone, Backbone)
             sharded.shard(backbone, submodules(backbone), average_key(name))
 
-    def held(self, tensor: Tensor) -> Tensor:
+    def local(self, tensor: Tensor) -> Tensor:
         return self.sharded.local(tensor) if self.sharded else tensor
 
-    def norms_of_whole(self, norms_N: Tensor, order: float) -> Tensor:
+    def whole_norms(self, norms_N: Tensor, order: float) -> Tensor:
         return self.sharded.full_norms(norms_N, order) if self.sharded else norms_N
 
     def gather_tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -101,36 +95,23 @@ class MeshPeers:
         mine = self.world.scatter_tensors(names, tensors)
         return self.sharded.reshard(mine) if self.sharded else mine
 
-    def following(self, batches: Iterable[Draws], look: Look) -> Iterable[Draws]:
-        return self.predictions.following(batches, look)
-
-    def run(self, name: str, network: Network, images: Tensor) -> Mapping[str, Tensor]:
-        with self.world.translate_gloo_errors():  # synchronised batch norm communicates
-            return self.predictions.run(name, self.cohort.members[name], network, images)
-
     def exchange(self, logits: Mapping[str, Tensor], names: Sequence[str]) -> Mapping[str, Tensor]:
-        return self.predictions.exchange(logits, names)
+        return self.all_gather(logits, names)
 
-    def agreed(self, flags: Tensor) -> Tensor:
+    def all(self, flags: Tensor) -> Tensor:
         # A rank that has failed saves what it can; the others no longer answer.
         return self.data_parallel.all(flags) if self.data_parallel and not self.world.has_failed else flags
 
-    def summed(self, numbers: Tensor) -> Tensor:
+    def sum(self, numbers: Tensor) -> Tensor:
         return self.data_parallel.all_reduce(numbers) if self.data_parallel else numbers
 
-    def completing(self, *, share_of_batch: float, updates: bool) -> AbstractContextManager[object]:
-        return self._completing(share_of_batch, updates) if self.data_parallel else nullcontext()
-
     @contextmanager
-    def _completing(self, share_of_batch: float, updates: bool) -> Iterator[None]:
+    def reduce_gradients(self, fraction: float, updates: bool) -> Iterator[None]:
         sync = self.sharded or self.gradient_sync
-        with self.world.translate_gloo_errors(), sync.reduce() if sync and updates else nullcontext():
+        with sync.reduce() if sync and updates else nullcontext():
             yield
         if self.statistics:
-            self.statistics.average(share_of_batch)
-
-    def merged(self, by_network: Mapping[str, int]) -> dict[str, int]:
-        return {name: number for theirs in self.world.all_gather(dict(by_network)) for name, number in theirs.items()}
+            self.statistics.average(fraction)
 
     def _check_equal_weights(self, cohort: Cohort) -> None:
         """Raises where ranks of a group begin with different weights: files of start= may differ between hosts."""

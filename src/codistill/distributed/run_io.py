@@ -71,21 +71,25 @@ class RootRunIO:
     def save_is_due(self) -> bool:
         return self.world.any(self.run.save_is_due())
 
-    def save(self, training: State, position: Position, timetable: TrainingSchedule) -> Snapshot:
+    def save(self, training: State, position: Position, schedule: TrainingSchedule) -> Snapshot:
         if self.world.has_failed:  # the other ranks no longer send their state
             return snapshot(training.tensors())
-        taken = self.run.save(self._gather_state(training), position, timetable)
+        taken = self.run.save(self._gather_state(training), position, schedule)
         return snapshot(training.tensors()) if self.mesh.sharded else taken
 
-    def save_if_best(self, training: State, position: Position, timetable: TrainingSchedule) -> None:
+    def save_if_best(self, training: State, position: Position, schedule: TrainingSchedule) -> None:
         if self.world.any(self.run.is_at_its_best()):
-            self.run.save_best(self._gather_state(training), position, timetable)
+            self.run.save_best(self._gather_state(training), position, schedule)
 
     def wait(self) -> None:
         self.run.wait()
 
     def record(self, epoch: int, learned: Mapping[str, Any], metrics: Mapping[str, Mapping[str, Metrics]]) -> None:
-        self.run.record(epoch, learned, metrics)
+        skipped = {
+            name: count for counts in self.world.all_gather(learned["skipped"]) for name, count in counts.items()
+        }
+        in_order = {name: skipped[name] for name in self.run.recipe.networks}
+        self.run.record(epoch, {**learned, "skipped": in_order}, metrics)
 
     def finish(self, training: State, path: str) -> None:
         full, layout = self._gather_state(training), self.mesh.layout
@@ -120,12 +124,12 @@ class PeerRunIO:
     def save_is_due(self) -> bool:
         return self.world.any(False)
 
-    def save(self, training: State, position: Position, timetable: TrainingSchedule) -> Snapshot:
+    def save(self, training: State, position: Position, schedule: TrainingSchedule) -> Snapshot:
         if not self.world.has_failed:
             self.mesh.gather_tensors(training.tensors())
         return snapshot(training.tensors())
 
-    def save_if_best(self, training: State, position: Position, timetable: TrainingSchedule) -> None:
+    def save_if_best(self, training: State, position: Position, schedule: TrainingSchedule) -> None:
         if self.world.any(False):
             self.mesh.gather_tensors(training.tensors())
 
@@ -133,7 +137,7 @@ class PeerRunIO:
         """Does nothing: rank 0 writes."""
 
     def record(self, epoch: int, learned: Mapping[str, Any], metrics: Mapping[str, Mapping[str, Metrics]]) -> None:
-        """Does nothing: rank 0 writes."""
+        self.world.all_gather(learned["skipped"])
 
     def finish(self, training: State, path: str) -> None:
         self.mesh.gather_tensors(training.tensors())

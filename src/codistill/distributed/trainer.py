@@ -79,8 +79,8 @@ def _train(
     if world.any(world.is_root and folder.is_finished(recipe)):
         log.info("%s is finished already", folder.path)
         return
-    timetable = TrainingSchedule.of(recipe, len(data.train))
-    with prepared(recipe.runtime) as machine:
+    schedule = TrainingSchedule.of(recipe, len(data.train))
+    with prepared(recipe.runtime, sharded=recipe.processes.weights == "sharded") as machine:
         flops = count_flops(recipe, data)
         layout = choose_layout(flops, recipe, world.size, request)
         check_evaluation(data, layout)
@@ -95,8 +95,9 @@ def _train(
                     "processes.weights=sharded has no effect with one shard: every rank holds its networks; "
                     "see --shards"
                 )
-            for progress in run_training(training, timetable, run_io, lambda: world.any(stop()), heartbeat):
-                show(progress)
+            with world.translate_gloo_errors():  # synchronised batch norm and sharded weights communicate
+                for progress in run_training(training, schedule, run_io, lambda: world.any(stop()), heartbeat):
+                    show(progress)
             log.info("%s %s", world.describe(world.rank), world.traffic)
 
 

@@ -1,21 +1,21 @@
 """The speed of the training step on this machine, its share of the matmul rate, and the time of each part."""
 
 import time
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
-from statistics import median
+from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from codistill.data.images import ImageData, Images
-from codistill.engine.fast.capture import CapturedStep
-from codistill.engine.parts import PARTS, parts
-from codistill.engine.runtime import Machine, prepared
+from codistill.engine.fast.capture import CapturedStep, Variant
+from codistill.engine.runtime import Machine, prepared, without_trials
 from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.engine.state import Training, prepare_training
-from codistill.engine.step import PlainStep, Step, choose_step
-from codistill.engine.trainer import draw_epoch
+from codistill.engine.step import PARTS, PlainExecutor, PlainStep, step
+from codistill.engine.trainer import choose_step, draw_epoch
 from codistill.networks.cost import training_flops
 from codistill.recipes.schema import Recipe
 
@@ -87,7 +87,7 @@ def bench(recipe: Recipe, channels: int, side: int, classes: int, steps: int, *,
 class Runner:
     """Steps of a training, timed."""
 
-    def __init__(self, training: Training, step: Step) -> None:
+    def __init__(self, training: Training, step: PlainStep | CapturedStep) -> None:
         self.training, self.step = training, step
         self.plan = draw_epoch(training, 0)
         self.schedule = TrainingSchedule.of(training.recipe, len(training.data.splits["train"]))
@@ -106,31 +106,27 @@ class Runner:
         self.step(self.plan.step(at.step), self.schedule.context(at))
 
     def parts_ms(self, steps: int) -> dict[str, float]:
-        """Milliseconds by part of the step. A captured step is captured up to the end of each part, and subtracted."""
+        """Milliseconds a step by part, from the ranges of a profile; a captured step is profiled before its capture."""
+        device = self.training.machine.device
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+        self._step_uncaptured(0)  # warm up
+        with profile(activities=activities, acc_events=True) as profiled:
+            for index in range(steps):
+                self._step_uncaptured(index)
+        ns = _device_ns_by_part(profiled) if device.type == "cuda" else _host_ns_by_part(profiled)
+        return {part: ns[part] / steps / 1e6 for part in PARTS}
+
+    @without_trials()
+    def _step_uncaptured(self, index: int) -> None:
+        at = Position(0, index % EPOCH_STEPS)
+        batch = self.plan.step(at.step)
         if isinstance(self.step, CapturedStep):
-            until_ms = [0.0, *(self._recorded_ms(self.step, part, steps) for part in PARTS)]
-            return {part: after - before for part, (before, after) in zip(PARTS, pairwise(until_ms), strict=True)}
-        assert isinstance(self.step, PlainStep)
-        return self._plain_parts_ms(self.step, steps)
-
-    def _recorded_ms(self, step: CapturedStep, until: str, steps: int) -> float:
-        # Without overlap: with it, one more part can make the whole shorter.
-        recording = step.record(self.plan.step(0), self.schedule.context(Position()), "nothing", until=until)
-        self._timed(lambda _: recording.graph.replay(), WARM_UP_STEPS)
-        return 1e3 * self._timed(lambda _: recording.graph.replay(), steps) / steps
-
-    def _plain_parts_ms(self, step: PlainStep, steps: int) -> dict[str, float]:
-        seconds: dict[str, list[float]] = {part: [] for part in PARTS}
-        for index in range(steps):
-            at = Position(0, index % EPOCH_STEPS)
-            draws, context = self.plan.step(at.step), self.schedule.context(at)
-            started_at = time.perf_counter()
-            for part in parts(self.training, step.way(draws), draws, context):
-                wait_for(self.training.machine.device)
-                ended_at = time.perf_counter()
-                seconds[part].append(ended_at - started_at)
-                started_at = ended_at
-        return {part: 1e3 * median(values) for part, values in seconds.items()}
+            variant = Variant("nothing", winograd=self.step.has_winograd(batch))
+            executor: PlainExecutor = self.step.executor(batch, variant)
+        else:
+            executor = self.step.executor(batch)
+        step(self.training, executor, batch, self.schedule.context(at))
+        wait_for(self.training.machine.device)
 
     def _timed(self, action: Callable[[int], None], times: int) -> float:
         device = self.training.machine.device
@@ -140,6 +136,41 @@ class Runner:
             action(index)
         wait_for(device)
         return time.perf_counter() - started_at
+
+
+def _host_ns_by_part(profiled: profile) -> dict[str, int]:
+    """The duration of each range."""
+    ns = dict.fromkeys(PARTS, 0)
+    for event in _ranges(profiled):
+        ns[event.name()] += event.duration_ns()
+    return ns
+
+
+def _device_ns_by_part(profiled: profile) -> dict[str, int]:
+    """The time of the kernels that were launched during each range, from whatever thread."""
+    ns = dict.fromkeys(PARTS, 0)
+    events = profiled.profiler.kineto_results.events()  # type: ignore[union-attr]
+    kernel_ns = {event.correlation_id(): event.duration_ns() for event in events if _is_on(event, "CUDA")}
+    launches = sorted(
+        (event.start_ns(), kernel_ns[event.correlation_id()])
+        for event in events
+        if _is_on(event, "CPU") and event.correlation_id() in kernel_ns and event.name().startswith("cu")
+    )
+    starts = [start for start, _ in launches]
+    for event in _ranges(profiled):
+        first, last = (bisect_left(starts, ns) for ns in (event.start_ns(), event.start_ns() + event.duration_ns()))
+        ns[event.name()] += sum(duration for _, duration in launches[first:last])
+    return ns
+
+
+def _ranges(profiled: profile) -> Iterator[Any]:
+    for event in profiled.profiler.kineto_results.events():  # type: ignore[union-attr]
+        if event.name() in PARTS and _is_on(event, "CPU"):
+            yield event
+
+
+def _is_on(event: Any, device: str) -> bool:
+    return str(event.device_type()).endswith(device)
 
 
 def wait_for(device: torch.device) -> None:

@@ -88,7 +88,7 @@ def evaluate(classify: Classify, images: ImageSet, batch_size: int, peers: Peers
     for pixels, labels in pad_batches(mine.in_batches(batch_size), math.ceil(largest_share / batch_size)):
         for name, logits_BC in classify(pixels).items():
             sums.setdefault(name, _Sums.zero(logits_BC.device)).add(logits_BC, labels)
-    return {name: total.each(peers.summed).metrics(len(images)) for name, total in sums.items()}
+    return {name: total.each(peers.sum).metrics(len(images)) for name, total in sums.items()}
 
 
 def pad_batches(batches: Iterable[tuple[Tensor, Tensor]], count: int) -> Iterator[tuple[Tensor, Tensor]]:

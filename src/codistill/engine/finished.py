@@ -18,7 +18,7 @@ from codistill.networks.families import architecture
 from codistill.recipes.schema import Recipe
 from codistill.runs.checkpoint import Saved
 from codistill.runs.folder import RunFolder
-from codistill.runs.result import read_finished
+from codistill.runs.result import read_finished, runtime_for_evaluation
 from codistill.runs.weights import (
     best_checkpoint,
     cohort_weights,
@@ -53,7 +53,7 @@ def evaluate_finished(folder: RunFolder, *, best: bool = False) -> Evaluation:
     data = load(recipe.data, seed=recipe.seed)
     if not has_test_images_of(result["data"], data):
         raise ValueError(f"{folder.path}: {other_test_images(recipe)}")
-    with prepared(recipe.runtime.model_copy(update={"device": "auto"})) as machine:
+    with prepared(runtime_for_evaluation(recipe, result["environment"])) as machine:
         networks = {name: load_shipped(folder, recipe, name, data, saved) for name in recipe.networks}
         on_device = OnDevice.of(data, machine.device, recipe.augment)
         classify = build_classify(networks, None, on_device, machine)

@@ -100,14 +100,14 @@ class Health:
         self._statistics.keep()
 
     @torch.no_grad()
-    def finite_mask(self, logits: Sequence[Tensor], agreed: Callable[[Tensor], Tensor] = lambda flags: flags) -> Tensor:
+    def finite_mask(self, logits: Sequence[Tensor], all_of: Callable[[Tensor], Tensor] = lambda flags: flags) -> Tensor:
         """The mask by classifier, in the objective's order: False for a whole network if one logit is not finite.
 
-        ``agreed`` is the logical AND over the processes that share the batch; this one may have no image of it.
+        ``all_of`` is the logical AND over the processes that share the batch; this one may have no image of it.
         """
         logits_MBC = torch.stack(list(logits))
         finite_M = logits_MBC.abs().amax(dim=(1, 2)).isfinite() if logits_MBC.numel() else self._network_M >= 0
-        finite_N = agreed((finite_M | self._elsewhere_NM).all(dim=1))
+        finite_N = all_of((finite_M | self._elsewhere_NM).all(dim=1))
         self.participates_N &= finite_N
         return finite_N[self._network_M]
 
@@ -115,17 +115,17 @@ class Health:
     def decide_update(
         self,
         gradients: Mapping[str, Sequence[Tensor]],
-        of_whole: Callable[[Tensor, float], Tensor] = lambda norms_N, order: norms_N,
+        whole_norms: Callable[[Tensor, float], Tensor] = lambda norms_N, order: norms_N,
     ) -> None:
         """Decide from the gradients which networks take part in the update, and the factor that clips each.
 
-        ``of_whole`` turns norms of local shards into norms of whole gradients, where the weights are sharded.
+        ``whole_norms`` turns norms of local shards into norms of whole gradients, where the weights are sharded.
         """
-        sizes_N = of_whole(self._each(largest_l1_norm, gradients), 1.0)
+        sizes_N = whole_norms(self._each(largest_l1_norm, gradients), 1.0)
         self.participates_N &= sizes_N.isfinite() & ~self.frozen_N
         factors_N = self.participates_N.float()
         if self._clips_N is not None:
-            lengths_N = of_whole(self._each(l2_norm, gradients), 2.0)
+            lengths_N = whole_norms(self._each(l2_norm, gradients), 2.0)
             clipped_N = torch.where(lengths_N > self._clips_N, self._clips_N / lengths_N, 1.0)
             factors_N = torch.where(self.participates_N, clipped_N, 0.0)
             # A norm beyond float32 clips the gradient to zero, which is not an update either.
@@ -233,17 +233,20 @@ class Recovery:
 
         Skipping updates does not heal NaN weights. Called before every save, so that no checkpoint contains any.
         """
-        skipped, policy = self.training.health.skipped(), self.training.recipe.sick
+        skipped, policy = self.training.health.skipped(), self.training.recipe.on_nonfinite
         newly = {name: count - self.handled[name] for name, count in skipped.items() if count > self.handled[name]}
         non_finite = self._non_finite(skipped)
         for name, updates in newly.items():
             if policy != "freeze" or not self.handled[name]:  # a frozen network is left out of all later updates
                 reason = "its logits or its gradient were not finite"
-                log.warning("network %r was left out of %d updates: %s (sick=%s)", name, updates, reason, policy)
+                log.warning(
+                    "network %r was left out of %d updates: %s (on_nonfinite=%s)", name, updates, reason, policy
+                )
         if policy == "stop" and (newly or non_finite):
             raise RunError(
-                f"network {[*newly, *non_finite][0]!r} is not finite (its logits, gradient or weights), and sick=stop; "
-                "what was saved before is intact. Try sick=skip, or a lower optimizer.lr, in another folder with --out"
+                f"network {[*newly, *non_finite][0]!r} is not finite (its logits, gradient or weights), and "
+                "on_nonfinite=stop; what was saved before is intact. Try on_nonfinite=skip, or a lower optimizer.lr, "
+                "in another folder with --out"
             )
         for name in dict.fromkeys([*non_finite, *(newly if policy == "rollback" else ())]):
             self._roll_back(name)
@@ -252,7 +255,7 @@ class Recovery:
     def _non_finite(self, names: Collection[str]) -> list[str]:
         """The networks with weights that are not finite, the same list in all processes that hold shards of them."""
         finite = torch.tensor([self._is_finite(name) for name in names], device=self.training.machine.device)
-        flags = self.training.peers.agreed(finite)
+        flags = self.training.peers.all(finite)
         return [name for name, is_finite in zip(names, flags, strict=True) if not is_finite]
 
     def _is_finite(self, name: str) -> bool:

@@ -13,15 +13,17 @@ from codistill.engine.runtime import Machine
 from codistill.engine.schedule import StepContext
 from codistill.recipes.schema import AdamW, Recipe, Sgd, learning_rate
 
-Held = Callable[[Tensor], Tensor]
-"""A network's tensor to the part of it that this process holds; see ``Peers.held``."""
+Local = Callable[[Tensor], Tensor]
+"""A network's tensor to the part of it in this process; see ``Peers.local``."""
 
 
-def build_optimizers(recipe: Recipe, cohort: Cohort, machine: Machine, held: Held) -> dict[str, torch.optim.Optimizer]:
+def build_optimizers(
+    recipe: Recipe, cohort: Cohort, machine: Machine, local: Local
+) -> dict[str, torch.optim.Optimizer]:
     """Build the recipe's optimizer for every network that learns; frozen teachers have none."""
     learning = recipe.graph.learning_networks
     return {
-        name: _optimizer(recipe, name, [held(parameter) for parameter in member.parameters()], machine)
+        name: _optimizer(recipe, name, [local(parameter) for parameter in member.parameters()], machine)
         for name, member in cohort.members.items()
         if name in learning
     }
@@ -74,12 +76,12 @@ def set_learning_rate(optimizers: Iterable[torch.optim.Optimizer], recipe: Recip
 
 
 def optimizer_tensors(
-    optimizers: Mapping[str, torch.optim.Optimizer], cohort: Cohort, held: Held
+    optimizers: Mapping[str, torch.optim.Optimizer], cohort: Cohort, local: Local
 ) -> Iterator[tuple[str, Tensor]]:
     """The optimizers' state by parameter name and slot: what a checkpoint saves and restores in place."""
     memory = {parameter: slots for optimizer in optimizers.values() for parameter, slots in optimizer.state.items()}
     for name, parameter in cohort.named_parameters():
-        for slot, tensor in memory.get(held(parameter), {}).items():
+        for slot, tensor in memory.get(local(parameter), {}).items():
             yield f"{name}/{slot}", tensor
 
 
@@ -92,12 +94,12 @@ class MovingAverage:
         self.backbones.requires_grad_(False).eval()
 
     @torch.no_grad()
-    def update(self, cohort: Cohort, health: Health, held: Held) -> None:
+    def update(self, cohort: Cohort, health: Health, local: Local) -> None:
         """Average in the networks that took part in the update: a NaN would stay in the average forever."""
         for name, average in self.backbones.items():
             current, participates = cohort.members[name].backbone.state_dict(), health.participates(name)
-            for key, tensor in ((key, held(tensor)) for key, tensor in average.state_dict().items()):
-                latest = torch.where(participates, held(current[key]), tensor)
+            for key, tensor in ((key, local(tensor)) for key, tensor in average.state_dict().items()):
+                latest = torch.where(participates, local(current[key]), tensor)
                 if tensor.is_floating_point():
                     tensor.lerp_(latest, 1 - self.decay)
                 else:

@@ -104,6 +104,7 @@ class Run:
         with lock_run(folder.path):
             is_begun = folder.is_begun()
             changed = folder.changes_to(recipe) if is_begun else []
+            began_in = folder.precision() if is_begun else None  # of the stored recipe, before it is replaced
             if not is_begun:
                 # The recipe comes first: it marks the folder as a run's, should the process die from here on.
                 write_atomically(folder.recipe, parse.dumps(recipe))
@@ -115,6 +116,8 @@ class Run:
                 run = cls(folder, recipe, data)
                 with run.journal, run.timing, closing(run.saver):
                     run._describe_once()
+                    if began_in:
+                        run._record_precision(began_in)
                     run._log_data()
                     if changed:
                         log.info("%s continues with %s", folder.path, "; ".join(changed))
@@ -152,6 +155,7 @@ class Run:
     def continue_from_newest(self, training: State) -> Position:
         """Restore the newest checkpoint into ``training`` and truncate the journals to it; returns its position."""
         saved = self.store.newest()
+        self._check_precision(training.machine.precision)
         if saved is None:
             self.journal.truncate_to(0)
             self.timing.truncate_to(0)
@@ -164,6 +168,21 @@ class Run:
         position = Position(**saved.state["position"])
         log.info("%s continues after epoch %d, step %d", self.folder.path, position.epoch, position.step)
         return position
+
+    def _check_precision(self, precision: str) -> None:
+        """Record the precision when the run begins; raises RunError if ``auto`` is another one now."""
+        began_in = self.folder.precision() or precision
+        if began_in != precision and self.recipe.runtime.precision == "auto":
+            raise RunError(
+                f"{self.folder.path} began in {began_in}, and runtime.precision=auto is {precision} on this machine; "
+                f"continue it with runtime.precision={began_in}, or choose another --out"
+            )
+        self._record_precision(began_in)
+
+    def _record_precision(self, precision: str) -> None:
+        facts = read_json(self.folder.environment)
+        if facts.get("precision") != precision:
+            write_json(self.folder.environment, {**facts, "precision": precision})
 
     def save_is_due(self) -> bool:
         """Whether ``every_s`` seconds have passed and the last save is written; always with ``every_s=0``."""

@@ -1,9 +1,10 @@
-"""Device, precision, threads and determinism of a training."""
+"""Device, precision, kernels, threads and determinism of a training: what the recipe asks for, resolved here."""
 
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 
@@ -12,14 +13,27 @@ from codistill.log import log
 from codistill.recipes.schema import Recipe, Runtime
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+AMPERE = (8, 0)
+"""Compute capability of the first NVIDIA GPUs with bfloat16 in hardware."""
+KERNELS = {"torch": "torch kernels", "inductor": "torch.compile", "triton": "Triton kernels"}
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The device and the precision that a run computes with."""
+    """The device, precision and kernels that a run computes with; nothing here is ``auto`` but ``winograd``."""
 
     device: torch.device
     precision: str
+    """``fp32``, ``tf32`` or ``bf16``."""
+    kernels: str
+    """``torch``, ``inductor`` or ``triton``."""
+    winograd: str
+    """``auto``, ``on`` or ``off``; always ``off`` without the Triton kernels."""
+
+    @property
+    def words(self) -> list[str]:
+        """Precision and kernels for the log, as in ``["bf16", "Triton kernels"]``."""
+        return [self.precision, KERNELS[self.kernels]]
 
     def autocast(self) -> AbstractContextManager[object]:
         """The context in which networks run; weights, objective and optimizer stay in float32."""
@@ -44,8 +58,11 @@ def capture_obstacles(recipe: Recipe) -> list[str]:
     return accumulates + (["runtime.activation_checkpointing=true"] if recipe.runtime.activation_checkpointing else [])
 
 
-def prepare(runtime: Runtime) -> Machine:
-    """Set torch's global switches as the recipe asks, and return the device and precision."""
+def prepare(runtime: Runtime, *, sharded: bool = False) -> Machine:
+    """Set torch's global switches as the recipe asks, and return the resolved device, precision and kernels.
+
+    ``sharded``: weights are split over processes, for which ``kernels=auto`` is torch.
+    """
     device = _device(runtime.device)
     if runtime.threads:
         torch.set_num_threads(runtime.threads)
@@ -58,11 +75,14 @@ def prepare(runtime: Runtime) -> Machine:
     # Torch's default is TF32 for convolutions, and the calling program may have enabled it elsewhere; fp32 means fp32.
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    return Machine(device, precision)
+    kernels = _kernels(runtime, device.type, sharded=sharded)
+    machine = Machine(device, precision, kernels, runtime.winograd if kernels == "triton" else "off")
+    _log_choice(runtime, machine)
+    return machine
 
 
 @contextmanager
-def prepared(runtime: Runtime) -> Iterator[Machine]:
+def prepared(runtime: Runtime, *, sharded: bool = False) -> Iterator[Machine]:
     """``prepare`` as a context manager that restores torch's settings, random states and environment variables.
 
     If CUDA was not initialised before the block, its random state is restored only if the block computes there.
@@ -76,7 +96,7 @@ def prepared(runtime: Runtime) -> Iterator[Machine]:
     variables = {name: os.environ.get(name) for name in (WORKSPACE, CACHE)}
     cuda_states: list[torch.Tensor] | None = None
     try:
-        machine = prepare(runtime)
+        machine = prepare(runtime, sharded=sharded)
         if machine.device.type == "cuda" or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             cuda_states = torch.cuda.get_rng_state_all()
         yield machine
@@ -110,8 +130,55 @@ def without_trials() -> Iterator[None]:
         cudnn.benchmark = benchmark
 
 
+def cuda_capability() -> tuple[int, int] | None:
+    """The compute capability of the NVIDIA GPU in use; None without one, and on AMD's, which torch calls cuda too."""
+    if torch.version.hip is not None or not torch.cuda.is_available():
+        return None
+    return torch.cuda.get_device_capability()
+
+
+def has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def is_since_ampere(device_type: str) -> bool:
+    """Whether the device is an NVIDIA GPU with bfloat16 in hardware."""
+    capability = cuda_capability() if device_type == "cuda" else None
+    return capability is not None and capability >= AMPERE
+
+
+def _kernels(runtime: Runtime, device_type: str, *, sharded: bool) -> str:
+    """The effective kernels on this device; raises ValueError if it cannot run the Triton kernels asked for."""
+    if runtime.kernels == "auto":
+        only_torch = sharded or runtime.activation_checkpointing
+        return "triton" if is_since_ampere(device_type) and has_triton() and not only_torch else "torch"
+    if runtime.kernels == "triton":
+        lacking = (
+            [] if device_type == "cuda" and cuda_capability() else [f"an NVIDIA GPU, and this runs on {device_type}"]
+        )
+        lacking += [] if has_triton() else ["the package triton, which is not installed"]
+        if lacking:
+            raise ValueError(f"runtime.kernels=triton needs {' and '.join(lacking)}. Type runtime.kernels=auto")
+    return runtime.kernels
+
+
+def _log_choice(runtime: Runtime, machine: Machine) -> None:
+    """Log what ``auto`` chose where that is not plain torch in float32."""
+    chosen = {"runtime.precision": runtime.precision == "auto" and machine.precision != "fp32"}
+    chosen["runtime.kernels"] = runtime.kernels == "auto" and machine.kernels != "torch"
+    if any(chosen.values()):
+        keys = [key for key, is_chosen in chosen.items() if is_chosen]
+        words = " and ".join(word for word, is_chosen in zip(machine.words, chosen.values(), strict=True) if is_chosen)
+        name = torch.cuda.get_device_name()
+        log.info("%s: chosen for %s; set %s to change it", words, name, " and ".join(keys))
+    if runtime.winograd == "on" and machine.kernels != "triton":
+        log.warning("runtime.winograd=on has no effect here: runtime.kernels=auto is %s", machine.kernels)
+
+
 def _precision(asked: str, device_type: str) -> str:
     """The effective precision on this device; warns when it is emulated or unavailable."""
+    if asked == "auto":
+        return "bf16" if is_since_ampere(device_type) else "fp32"
     if asked == "tf32" and device_type != "cuda":
         log.warning("runtime.precision=tf32 is for NVIDIA's GPUs: on %s it is fp32", device_type)
         return "fp32"

@@ -102,13 +102,13 @@ class Training:
         """All state by its name in a checkpoint; of sharded tensors, this process's part."""
         groups: dict[str, Iterable[tuple[str, Tensor]]] = {
             "cohort": self.cohort.state_dict().items(),
-            "optimizer": optimizer_tensors(self.optimizers, self.cohort, self.peers.held),
+            "optimizer": optimizer_tensors(self.optimizers, self.cohort, self.peers.local),
             "average": self.average.backbones.state_dict().items() if self.average else (),
             "health": self.health.tensors(),
             "tally": [("sums", self.tally.sums)],
         }
-        held = self.peers.held
-        return {name: held(tensor) for name, tensor in checkpoint_tensors(groups).items()}
+        local = self.peers.local
+        return {name: local(tensor) for name, tensor in checkpoint_tensors(groups).items()}
 
     def tensors_of(self, network: str) -> dict[str, Tensor]:
         """The tensors that belong to one network."""
@@ -127,9 +127,9 @@ class Training:
                 raise ValueError(f"the checkpoint does not fit this recipe: {name} is {shapes}")
             tensor.copy_(saved[name])
 
-    def batch(self, draws: Draws) -> tuple[Tensor, Tensor]:
+    def augment(self, batch: Draws) -> tuple[Tensor, Tensor]:
         """Augment and normalise the images of a batch; returns them with their labels, hard or soft."""
-        images, labels = self.data.augmented(draws, self.recipe.label_smoothing)
+        images, labels = self.data.augmented(batch, self.recipe.label_smoothing)
         return images.contiguous(memory_format=self.machine.memory_format), labels
 
     def shipped(self) -> dict[str, nn.Module]:
@@ -172,9 +172,9 @@ def prepare_training(
     learning = graph.learning_networks
     average = MovingAverage(cohort, [name for name in learning if name in here], recipe.ema) if recipe.ema else None
     peers.adopt(cohort, average)
-    optimizers = build_optimizers(recipe, cohort, machine, peers.held)
+    optimizers = build_optimizers(recipe, cohort, machine, peers.local)
     clip_norms = {name: clip for name in learning if (clip := recipe.optimizer.clip_norm_for(name))}
-    limits = UpdateLimits(frozenset(graph.frozen), clip_norms, freezes_skipped=recipe.sick == "freeze")
+    limits = UpdateLimits(frozenset(graph.frozen), clip_norms, freezes_skipped=recipe.on_nonfinite == "freeze")
     health = Health(cohort, objective.classifiers, limits, machine.device)
     health.guard(optimizers)
     training = Training(
@@ -186,7 +186,7 @@ def prepare_training(
         average=average,
         health=health,
         tally=Tally(objective.names, tuple(f"{name}/final" for name in learning), machine.device),
-        data=OnDevice.of(data, machine.device, augmentation, compiled=recipe.runtime.compile),
+        data=OnDevice.of(data, machine.device, augmentation, has_triton=machine.kernels == "triton"),
         images=images or len(data.splits["train"]),
         peers=peers,
     )

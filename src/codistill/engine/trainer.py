@@ -16,13 +16,15 @@ from codistill.data.batches import EpochPlan, plan_epoch
 from codistill.data.images import ImageData
 from codistill.engine.checks import load_images
 from codistill.engine.evaluate import Metrics, ensemble, evaluate
+from codistill.engine.fast.capture import CapturedStep
 from codistill.engine.health import Recovery
 from codistill.engine.optim import set_learning_rate
+from codistill.engine.peers import ALONE
 from codistill.engine.run import Run, RunStorage
-from codistill.engine.runtime import prepared
+from codistill.engine.runtime import capture_obstacles, prepared
 from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.engine.state import Training, prepare_training
-from codistill.engine.step import choose_step
+from codistill.engine.step import PlainStep
 from codistill.log import log
 from codistill.recipes.schema import Recipe
 from codistill.runs.folder import RunFolder
@@ -101,7 +103,7 @@ def run_training(
 
     while position.epoch < schedule.epochs:
         plan = draw_epoch(training, position.epoch)
-        for batch in training.peers.following(training.data.batches(plan, position.step), training.batch):
+        for batch in training.data.batches(plan, position.step):
             context = schedule.context(position)
             set_learning_rate(training.optimizers.values(), recipe, context)
             step(batch, context)
@@ -135,6 +137,18 @@ def run_training(
     run.finish(training, step.path)
 
 
+def choose_step(training: Training) -> PlainStep | CapturedStep:
+    """The fastest way to run the step that the recipe allows on this device; the log names it."""
+    recipe, machine, peers = training.recipe, training.machine, training.peers
+    path = [*machine.words, *peers.description]
+    if machine.captures(recipe) and peers is ALONE:
+        return CapturedStep(training, ", ".join([*path, "captured as one CUDA graph"]))
+    if machine.device.type == "cuda" and recipe.runtime.capture:
+        reasons = [*capture_obstacles(recipe), *peers.description]
+        log.warning("with %s the step cannot be captured, so it is slower", " and ".join(reasons))
+    return PlainStep(training, ", ".join([*path, "step by step"]))
+
+
 def draw_epoch(training: Training, epoch: int) -> EpochPlan:
     """Make every random draw of the epoch: its order, crops, flips, mixing."""
     train = training.data.splits["train"]
@@ -161,9 +175,7 @@ def conclude_epoch(
     metrics = measure(training, position.epoch, stop)
     learned = training.tally.read()
     training.tally.sums.zero_()
-    skipped = training.peers.merged(training.health.skipped())
-    in_order = {name: skipped[name] for name in training.recipe.networks}
-    run.record(position.epoch, {**learned, "skipped": in_order}, metrics)
+    run.record(position.epoch, {**learned, "skipped": training.health.skipped()}, metrics)
     if training.recipe.checkpoints.best:
         run.save_if_best(training, position, schedule)
     done = schedule.steps_taken(position)

@@ -5,7 +5,7 @@ Tensor axes: B batch, C channels (or classes, for logits), H height, W width.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -16,6 +16,12 @@ from torch.utils.checkpoint import checkpoint
 from codistill.networks.families import default_exits
 
 Output = TypeVar("Output")
+Fork = Callable[[], AbstractContextManager[object]]
+"""Opens a branch here: what runs inside need not wait for what follows outside."""
+
+
+def ignore(exit_name: str) -> None:
+    pass
 
 
 @dataclass(frozen=True)
@@ -52,8 +58,11 @@ class Backbone(nn.Module):
     def forward(self, images_BCHW: Tensor) -> Tensor:
         return self.features(images_BCHW)["final"]
 
-    def features(self, images_BCHW: Tensor) -> dict[str, Tensor]:
-        """The features at every exit by its name, and the logits as ``"final"``."""
+    def features(self, images_BCHW: Tensor, on_exit: Callable[[str], None] = ignore) -> dict[str, Tensor]:
+        """The features at every exit by its name, and the logits as ``"final"``.
+
+        ``on_exit`` is called with an exit's name as soon as its features are computed.
+        """
         exit_names = [exit.name for exit in self.exits]
         features = {}
         x = images_BCHW
@@ -61,6 +70,7 @@ class Backbone(nn.Module):
             x = self.run(stage, x)
             if name in exit_names:
                 features[name] = x
+                on_exit(name)
         return {**features, "final": self.classifier(x)}
 
     def run(self, part: nn.Module, x: Tensor) -> Tensor:

@@ -3,15 +3,15 @@
 Huang et al. 2017, "Densely Connected Convolutional Networks", CVPR.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from codistill.networks.layers import AvgPool2x2, BatchNorm2d, Conv2d, norm_relu
+from codistill.networks.layers import AvgPool2x2, Conv2d, norm_relu, run_dense_block
 from codistill.networks.tables import PreActivatedArchitecture, Row, blocks_per_stage, half
-from codistill.ops import dispatch as kernels
 
 
 class DenseLayer(nn.Module):
@@ -28,34 +28,32 @@ class DenseLayer(nn.Module):
 class DenseStage(nn.Sequential):
     """Dense layers; each row after the first begins with a transition.
 
-    On a GPU the layers between two transitions run as one operation, which concatenates without copying and pads its
-    convolutions itself.
+    On a GPU the layers between two transitions run as one operation.
     """
 
-    pads_convolutions = True
-
-    def forward(self, x_BCHW: Tensor) -> Tensor:
-        layers: list[nn.Module] = []
+    def __init__(self, *parts: nn.Module) -> None:
+        super().__init__(*parts)
+        self.blocks: list[tuple[nn.Module, list[Any]]] = []
+        """Each transition with the dense layers behind it."""
         for part in self:
-            if isinstance(part, DenseLayer):
-                layers.append(part)
+            if isinstance(part, DenseLayer) and self.blocks:
+                self.blocks[-1][1].append(part)
+            elif isinstance(part, DenseLayer):
+                self.blocks.append((nn.Identity(), [part]))
             else:
                 change, layer = part.children()
-                x_BCHW = change(run_dense_layers(layers, x_BCHW))
-                layers = [layer]
-        return run_dense_layers(layers, x_BCHW)
+                self.blocks.append((change, [layer]))
 
-
-def run_dense_layers(layers: Sequence[nn.Module], x_BCHW: Tensor) -> Tensor:
-    """Runs the layers one after the other, on a GPU as one operation."""
-    norms = [norm for layer in layers for norm in layer.modules() if isinstance(norm, BatchNorm2d)]
-    convs = [conv for layer in layers for conv in layer.modules() if isinstance(conv, Conv2d)]
-    growth = sum(conv.out_channels for conv in convs)
-    if len(norms) == len(layers) > 0 and kernels.fit(x_BCHW, norms[0], growth):  # SyncBatchNorm has no kernel
-        return kernels.dense_block(x_BCHW, list(zip(norms, convs, strict=True)))
-    for layer in layers:
-        x_BCHW = layer(x_BCHW)
-    return x_BCHW
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        for change, layers in self.blocks:
+            x_BCHW = change(x_BCHW)
+            out = run_dense_block([layer.branch for layer in layers], x_BCHW)
+            if out is None:
+                for layer in layers:
+                    x_BCHW = layer(x_BCHW)
+            else:
+                x_BCHW = out
+        return x_BCHW
 
 
 def transition(channels: int) -> nn.Module:

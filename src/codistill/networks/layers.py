@@ -1,51 +1,45 @@
 """The layers that all families share."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from codistill.ops import dispatch as kernels
-
-RNG_FREE_LAYERS = (
-    *(nn.Sequential, nn.ModuleDict, nn.ReLU, nn.ReLU6, nn.Linear, nn.Flatten, nn.Identity),
-    *(nn.AdaptiveAvgPool2d, nn.AvgPool2d, nn.MaxPool2d),
-)
-"""The layers that these networks take from torch, except dropout."""
+from codistill.ops import dispatch
 
 TENSOR_CORE_CHANNELS = 8
 """cuDNN's half-precision convolutions use tensor cores for channels in multiples of this."""
 
 
 class Conv2d(nn.Conv2d):
-    """A convolution without bias that keeps the size at stride 1, with He's normal initialisation.
+    """A convolution without bias that keeps the size at stride 1, with He's normal initialisation."""
 
-    ``normalised`` says that a batch normalisation follows: small ones then also compute its statistics on a GPU.
-    """
-
-    def __init__(
-        self, in_channels: int, out_channels: int, kernel: int, stride: int = 1, groups: int = 1, *,
-        normalised: bool = False,
-    ) -> None:  # fmt: skip
+    def __init__(self, in_channels: int, out_channels: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
         super().__init__(in_channels, out_channels, kernel, stride, kernel // 2, groups=groups, bias=False)
-        self.normalised = normalised
 
     def reset_parameters(self) -> None:
         nn.init.kaiming_normal_(self.weight, mode="fan_out", nonlinearity="relu")
 
     @property
-    def fits(self) -> bool:
+    def fits_tensor_cores(self) -> bool:
         """Whether its channels are multiples of what tensor cores take."""
         return (
             self.groups > 1 or self.in_channels % TENSOR_CORE_CHANNELS == self.out_channels % TENSOR_CORE_CHANNELS == 0
         )
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        if self.fits or not (self.weight.is_cuda and self.weight.dtype is torch.bfloat16):
-            out = kernels.convolution(x_BCHW, self, normalised=self.normalised)
+        if self.fits_tensor_cores or not (self.weight.is_cuda and self.weight.dtype is torch.bfloat16):
+            out = dispatch.conv2d(x_BCHW, self)
             return super().forward(x_BCHW) if out is None else out
         return padded_convolution(x_BCHW, self.weight, self.stride, self.padding)
+
+    def with_stats(self, x_BCHW: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor | None, Tensor]:
+        """The output; the batch statistics of it that ``norm`` needs, None if no kernel computes them; and x."""
+        if isinstance(norm, BatchNorm2d) and dispatch.suits_small_conv(x_BCHW, self):
+            return dispatch.small_conv2d(x_BCHW, self, eps=norm.eps)
+        return self(x_BCHW), None, x_BCHW
 
 
 class AvgPool2x2(nn.AvgPool2d):
@@ -55,8 +49,8 @@ class AvgPool2x2(nn.AvgPool2d):
         super().__init__(2)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        if kernels.wanted(x_BCHW, self) and all(side % 2 == 0 for side in x_BCHW.shape[2:]):
-            return kernels.halved(x_BCHW)
+        if dispatch.is_supported(x_BCHW, self) and all(side % 2 == 0 for side in x_BCHW.shape[2:]):
+            return dispatch.avg_pool2(x_BCHW)
         return super().forward(x_BCHW)
 
 
@@ -92,26 +86,67 @@ class NormAct(nn.Sequential):
 
     def __init__(self, channels: int, activation: nn.ReLU | nn.ReLU6 | None = None) -> None:
         super().__init__(BatchNorm2d(channels), *([activation] if activation else []))
-        self.bounds: kernels.Bounds = BOUNDS[type(activation)]
+        self.bounds: dispatch.Bounds = BOUNDS[type(activation)]
 
-    def forward(self, x_BCHW: Tensor, shortcut_BCHW: Tensor | None = None) -> Tensor:
-        return self.with_input(x_BCHW, shortcut_BCHW)[0]
-
-    def with_input(self, x_BCHW: Tensor, shortcut_BCHW: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The output, and ``x`` for a second use: the gradients of both uses are added in the same kernel."""
+    def forward(self, x_BCHW: Tensor, shortcut_BCHW: Tensor | None = None, stats: Tensor | None = None) -> Tensor:
         norm, *activation = self
-        if isinstance(norm, BatchNorm2d) and kernels.fit(x_BCHW, norm):  # a SyncBatchNorm has no kernel
-            return kernels.norm_activate(x_BCHW, norm, self.bounds, shortcut_BCHW)
-        out = norm(x_BCHW)
+        if isinstance(norm, BatchNorm2d) and dispatch.can_fuse_norm(x_BCHW, norm):  # a SyncBatchNorm has no kernel
+            return dispatch.norm_act(x_BCHW, norm, self.bounds, shortcut_BCHW, stats)[0]
+        out: Tensor = norm(x_BCHW)
         if shortcut_BCHW is not None:
             out = out + shortcut_BCHW
         for layer in activation:
             out = layer(out)
-        return out, x_BCHW
+        return out
+
+    def with_input(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
+        """activation(norm(x)), and x for a shortcut: on a GPU, one kernel adds the gradients of both uses of x."""
+        norm = self[0]
+        if isinstance(norm, BatchNorm2d) and dispatch.can_fuse_norm(x_BCHW, norm):
+            return dispatch.norm_act(x_BCHW, norm, self.bounds, None)
+        return self(x_BCHW), x_BCHW
 
 
-BOUNDS: dict[type, kernels.Bounds] = {type(None): (None, None), nn.ReLU: (0.0, None), nn.ReLU6: (0.0, 6.0)}
+BOUNDS: dict[type, dispatch.Bounds] = {type(None): (None, None), nn.ReLU: (0.0, None), nn.ReLU6: (0.0, 6.0)}
 """(min, max) of the clamp that an activation is."""
+
+
+class FusedSequential(nn.Sequential):
+    """Layers one after the other; on a GPU a small convolution also computes the batch statistics for its norm."""
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        return self.with_stats(x_BCHW, None)[0]
+
+    def with_stats(self, x_BCHW: Tensor, next_layer: nn.Module | None) -> tuple[Tensor, Tensor | None, Tensor]:
+        """The output; the batch statistics of it that ``next_layer`` needs, None if no kernel computes them; and x.
+
+        Where x is used a second time, use the returned one: on a GPU, one kernel adds the gradients of both uses.
+        """
+        out, stats, inputs = x_BCHW, None, []
+        for layer, following in zip(self, [*self, next_layer][1:], strict=True):
+            if isinstance(layer, FusedSequential):
+                out, stats, x_BCHW = layer.with_stats(out, following)
+            elif isinstance(layer, Conv2d) and isinstance(following, NormAct):
+                out, stats, x_BCHW = layer.with_stats(out, following[0])
+            else:
+                x_BCHW = out
+                out, stats = layer(out, stats=stats) if isinstance(layer, NormAct) else layer(out), None
+            inputs.append(x_BCHW)
+        return out, stats, inputs[0]
+
+
+def run_dense_block(branches: Sequence[Iterable[Any]], x_BCHW: Tensor) -> Tensor | None:
+    """``x``, followed by the output of each branch conv(relu(bn(…))), which reads all channels before its own.
+
+    One operation runs all branches: it concatenates without copying and pads its convolutions itself. None where the
+    kernels do not support it.
+    """
+    layers = [(norm_act[0], conv) for norm_act, conv in branches]
+    growth = sum(conv.out_channels for _, conv in layers)
+    has_kernel = all(isinstance(norm, BatchNorm2d) for norm, _ in layers)  # a SyncBatchNorm has none
+    if has_kernel and dispatch.can_fuse_norm(x_BCHW, layers[0][0], growth):
+        return dispatch.dense_block(x_BCHW, layers)
+    return None
 
 
 def norm_relu(channels: int) -> NormAct:
@@ -119,42 +154,4 @@ def norm_relu(channels: int) -> NormAct:
 
 
 def conv_norm_relu(in_channels: int, out_channels: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
-    conv = Conv2d(in_channels, out_channels, kernel, stride, groups, normalised=True)
-    return nn.Sequential(conv, norm_relu(out_channels))
-
-
-def has_fused_kernels(module: nn.Module) -> bool:
-    """Whether the module is made of these layers and needs no padding on a GPU: then compiling it gains nothing."""
-    norms = [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
-    return (
-        bool(norms)
-        and all(type(norm) is BatchNorm2d for norm in norms)
-        and all(map(_needs_no_padding, _plain_convolutions(module)))
-    )
-
-
-def _plain_convolutions(module: nn.Module) -> Iterator[nn.Conv2d]:
-    """The convolutions that run one by one, outside of a dense block's kernel."""
-    if isinstance(module, nn.Conv2d):
-        yield module
-    elif not getattr(module, "pads_convolutions", False):
-        for part in module.children():
-            yield from _plain_convolutions(part)
-
-
-def _needs_no_padding(conv: nn.Conv2d) -> bool:
-    return isinstance(conv, Conv2d) and (conv.fits or conv.in_channels < TENSOR_CORE_CHANNELS)
-
-
-def is_rng_free(module: nn.Module) -> bool:
-    """Whether ``module`` is known to draw no random numbers, so that the order in which its parts run does not matter.
-
-    Third-party layers are assumed to draw some.
-    """
-    return all(_is_rng_free(type(part)) for part in module.modules())
-
-
-def _is_rng_free(kind: type) -> bool:
-    if kind.__module__.startswith("torch.distributed."):  # fully_shard inserts a class before the module's own
-        return _is_rng_free(kind.__bases__[-1])
-    return kind in RNG_FREE_LAYERS or kind.__module__.startswith("codistill.")
+    return FusedSequential(Conv2d(in_channels, out_channels, kernel, stride, groups), norm_relu(out_channels))

@@ -11,22 +11,22 @@ from typing import ClassVar
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from codistill.networks.layers import Conv2d, NormAct, conv_norm_relu, norm_relu
+from codistill.networks.layers import Conv2d, FusedSequential, NormAct, conv_norm_relu, norm_relu
 from codistill.networks.tables import PreActivatedArchitecture, Row, TabulatedArchitecture, blocks_per_stage, half
-from codistill.ops.dispatch import added, used_again
 
 
 class ResidualBlock(nn.Module):
     """relu(norm(branch(x)) + shortcut(x))"""
 
-    def __init__(self, branch: nn.Module, out_channels: int, shortcut: nn.Module) -> None:
+    def __init__(self, branch: FusedSequential, out_channels: int, shortcut: nn.Module) -> None:
         super().__init__()
         self.branch = branch
         self.activation = norm_relu(out_channels)
         self.shortcut = shortcut
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        out: Tensor = self.activation(self.branch(x_BCHW), self.shortcut(used_again(x_BCHW)))
+        branch_BCHW, stats, x_BCHW = self.branch.with_stats(x_BCHW, self.activation)
+        out: Tensor = self.activation(branch_BCHW, self.shortcut(x_BCHW), stats)
         return out
 
 
@@ -54,17 +54,14 @@ def projected_shortcut(in_channels: int, out_channels: int, stride: int) -> nn.M
     return nn.Sequential(Conv2d(in_channels, out_channels, 1, stride), NormAct(out_channels))
 
 
-def basic_branch(in_channels: int, out_channels: int, stride: int) -> nn.Module:
-    return nn.Sequential(
-        conv_norm_relu(in_channels, out_channels, 3, stride),
-        Conv2d(out_channels, out_channels, 3, normalised=True),
-    )
+def basic_branch(in_channels: int, out_channels: int, stride: int) -> FusedSequential:
+    return FusedSequential(conv_norm_relu(in_channels, out_channels, 3, stride), Conv2d(out_channels, out_channels, 3))
 
 
-def bottleneck_branch(in_channels: int, out_channels: int, stride: int) -> nn.Module:
+def bottleneck_branch(in_channels: int, out_channels: int, stride: int) -> FusedSequential:
     """1×1, 3×3, 1×1; the stride is on the 3×3 convolution as in torchvision, not on the first 1×1 as in the paper."""
     middle = out_channels // 4
-    return nn.Sequential(
+    return FusedSequential(
         conv_norm_relu(in_channels, middle, 1),
         conv_norm_relu(middle, middle, 3, stride),
         Conv2d(middle, out_channels, 1),
@@ -148,8 +145,9 @@ class PreActivationBlock(nn.Module):
     def forward(self, x_BCHW: Tensor) -> Tensor:
         activated, shortcut = self.activation.with_input(x_BCHW)
         if self.projection is not None:
-            shortcut = self.projection(used_again(activated))
-        return added(self.branch(activated), shortcut, self.activation[0])
+            shortcut = self.projection(activated)
+        out: Tensor = self.branch(activated) + shortcut
+        return out
 
 
 @dataclass(frozen=True)
@@ -170,10 +168,10 @@ class PreActivationResNet(PreActivatedArchitecture):
 
     def block(self, in_channels: int, row: Row, stride: int) -> nn.Module:
         middle = row.channels // 4
-        branch = nn.Sequential(
+        branch = FusedSequential(
             Conv2d(in_channels, middle, 1),
             norm_relu(middle),
-            Conv2d(middle, middle, 3, stride, normalised=True),
+            Conv2d(middle, middle, 3, stride),
             norm_relu(middle),
             Conv2d(middle, row.channels, 1),
         )
@@ -207,8 +205,8 @@ class WideResNet(PreActivatedArchitecture):
         }
 
     def block(self, in_channels: int, row: Row, stride: int) -> nn.Module:
-        branch = nn.Sequential(
-            Conv2d(in_channels, row.channels, 3, stride, normalised=True),
+        branch = FusedSequential(
+            Conv2d(in_channels, row.channels, 3, stride),
             norm_relu(row.channels),
             *([nn.Dropout(self.dropout)] if self.dropout else []),
             Conv2d(row.channels, row.channels, 3),

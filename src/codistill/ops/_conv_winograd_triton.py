@@ -1,198 +1,208 @@
 """Triton kernels around the products of Winograd's convolution F(4×4, 3×3) (Lavin & Gray, CVPR 2016).
 
-A map is cut into squares of 4×4 pixels. A square's outputs depend on the patch of 6×6 pixels around it: both the patch
-and the taps become 36 numbers, which are multiplied place by place, and the products become the square's outputs: 36
-multiplications where convolving takes 144. In other words, polynomials are multiplied by their values at 0, ±P, ±Q and
-infinity. Gradients go the same way back: what was read from a patch is added to it.
+Feature maps [B, H, W, C] are cut into tiles of 4×4 outputs. A tile depends on the 6×6 patch of inputs around it: patch
+d and filter g become 36 numbers each, which are multiplied element by element, and the products become the tile. Direct
+convolution takes 144 products.
 
-Numbers of one place lie together, a matrix of ``rows`` (squares, or the weight's channels after the convolution) and
-``width`` channels. Sums are in float32. Gradients would leave float16's range, and those of one image may be a
-millionth of another's: each image's are multiplied by a power of two of its own, from ``largest``, which has the
-largest magnitude in each of ``parts`` pieces of every image.
+    y = Aᵀ [(G g Gᵀ) ⊙ (Bᵀ d B)] A
+
+This multiplies polynomials by their values at 0, ±P, ±Q and infinity. Gradients use the transposed matrices.
+
+A tensor in the Winograd domain is [36, R, C]: for each of the 6×6 elements a matrix of R tiles (or filters, one per
+output channel) and C channels. Every transform has grid (blocks of R × blocks of C,); a program transforms all 36
+elements of a [BLOCK_M, BLOCK_C] block, in float32. Gradients would leave float16's range, and those of one image may be
+a millionth of another's: each image's are multiplied by a power of two of its own, from absmax: float32 [B, splits],
+the largest magnitude in each of ``splits`` parts of every image.
 """
 
 import triton
 import triton.language as tl
 
-from codistill.ops._norm_triton import own_tile
+from codistill.ops._norm_triton import tile_start
 
 P: tl.constexpr = tl.constexpr(5 / 8)
 Q: tl.constexpr = tl.constexpr(3 / 2)
 """Interpolation points: the best of a grid of 1/32 and 1/16 steps in rounding error, for random and constant maps."""
 P2: tl.constexpr = tl.constexpr(25 / 64)
 Q2: tl.constexpr = tl.constexpr(9 / 4)
-AT_0: tl.constexpr = tl.constexpr(1 / (25 / 64 * 9 / 4))
-AT_P: tl.constexpr = tl.constexpr(1 / (2 * 25 / 64 * (25 / 64 - 9 / 4)))
-AT_Q: tl.constexpr = tl.constexpr(1 / (2 * 9 / 4 * (9 / 4 - 25 / 64)))
-"""What the taps' values at a point are multiplied by, so that products become outputs by powers of P and Q alone."""
-TAPS_SCALE: tl.constexpr = tl.constexpr(16.0)
-"""Taps are multiplied by it, and what was multiplied by them divided: small weights keep their digits in float16."""
+G_0: tl.constexpr = tl.constexpr(1 / (25 / 64 * 9 / 4))
+G_P: tl.constexpr = tl.constexpr(1 / (2 * 25 / 64 * (25 / 64 - 9 / 4)))
+G_Q: tl.constexpr = tl.constexpr(1 / (2 * 9 / 4 * (9 / 4 - 25 / 64)))
+"""Factors of G's rows at 0, ±P and ±Q, so that A has powers of P and Q alone."""
+FILTER_SCALE: tl.constexpr = tl.constexpr(16.0)
+"""Transformed filters are multiplied by it and products divided: small weights keep their digits in float16."""
 
-SIZES = ["rows", "height", "across", "images", "parts"]
+UNSPECIALISED = ["R", "H", "W", "B", "splits"]
 """Arguments that are not specialised, so that one compiled kernel serves all sizes."""
 
 
-@triton.jit(do_not_specialize=SIZES)
-def places_of_patches(
-    x, out, largest, images, parts, rows, height, across, width, BM: tl.constexpr, BC: tl.constexpr,
-    BP: tl.constexpr, BL: tl.constexpr,
+@triton.jit(do_not_specialize=UNSPECIALISED)
+def input_transform(
+    x_ptr, out_ptr, absmax_ptr, B, splits, R, H, W, C, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+    BLOCK_S: tl.constexpr, BLOCK_BS: tl.constexpr,
 ):  # fmt: skip
-    """With ``largest``, an image's are divided by how much further its gradients are scaled than the batch's largest.
+    """Bᵀ d B of every patch of x [B, H, W, C], to out [36, R, C].
 
-    In the weight's gradient, a sum over all images, their products then count as they should.
+    With absmax, an image's values are divided by the ratio of its gradients' scale to that of the batch's largest: in
+    the weight gradient, a sum over all images, their products then have the right weight.
     """
-    square, channels, there = own_numbers(rows, width, BM, BC)
-    image, line, column = corner(square, height, across)
-    if largest is not None:
-        further = image_exponent(largest, image, images, parts, BP) - batch_exponent(largest, images * parts, BL)
-        factor = power_of_two(tl.maximum(127 - further, 0))[:, None]
-    lines = ()
-    for place in tl.static_range(6):
-        at = pixel(x, image, line + place - 1, column - 1, height, across, channels, width)
-        inside = there & within(line + place - 1, height)
-        left, right = inside & (column > 0)[:, None], inside & (column + 4 < across)[:, None]
-        lines += (of_patch(number(at, left), *four(at + width, width, inside), number(at + 5 * width, right)),)
-    for place in tl.static_range(6):
-        values = of_patch(*column_of(lines, place))
-        if largest is not None:
-            values = times(values, factor)
-        keep_places(out, values, place, square, channels, there, rows, width)
+    offs_r, offs_c, mask = block_offsets(R, C, BLOCK_M, BLOCK_C)
+    image, row, col = tile_origin(offs_r, H, W)
+    if absmax_ptr is not None:
+        ratio = image_exponent(absmax_ptr, image, B, splits, BLOCK_S) - batch_exponent(absmax_ptr, B * splits, BLOCK_BS)
+        factor = pow2(tl.maximum(127 - ratio, 0))[:, None]
+    rows = ()
+    for i in tl.static_range(6):
+        ptrs = pixel_ptrs(x_ptr, image, row + i - 1, col - 1, H, W, offs_c, C)
+        inside = mask & is_row_inside(row + i - 1, H)
+        left, right = inside & (col > 0)[:, None], inside & (col + 4 < W)[:, None]
+        rows += (input_1d(load_f32(ptrs, left), *load_x4(ptrs + C, C, inside), load_f32(ptrs + 5 * C, right)),)
+    for j in tl.static_range(6):
+        values = input_1d(*column(rows, j))
+        if absmax_ptr is not None:
+            values = multiply(values, factor)
+        store_column(out_ptr, values, j, offs_r, offs_c, mask, R, C)
 
 
-@triton.jit(do_not_specialize=SIZES)
-def squares_of_places(products, out, rows, height, across, width, BM: tl.constexpr, BC: tl.constexpr):
-    square, channels, there = own_numbers(rows, width, BM, BC)
-    lines = ()
-    for place in tl.static_range(6):
-        lines += (to_square(*line_of_places(products, place, square, channels, there, rows, width)),)
-    image, line, column = corner(square, height, across)
-    at = pixel(out, image, line, column, height, across, channels, width)
-    for place in tl.static_range(4):
-        keep_pixels(at + place * width, to_square(*column_of(lines, place)), across * width, 1 / TAPS_SCALE, there)
+@triton.jit(do_not_specialize=UNSPECIALISED)
+def output_transform(products_ptr, out_ptr, R, H, W, C, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Aᵀ m A of products [36, R, C], to the tiles of out [B, H, W, C]."""
+    offs_r, offs_c, mask = block_offsets(R, C, BLOCK_M, BLOCK_C)
+    rows = ()
+    for i in tl.static_range(6):
+        rows += (output_1d(*load_row(products_ptr, i, offs_r, offs_c, mask, R, C)),)
+    image, row, col = tile_origin(offs_r, H, W)
+    ptrs = pixel_ptrs(out_ptr, image, row, col, H, W, offs_c, C)
+    for j in tl.static_range(4):
+        store_pixels(ptrs + j * C, output_1d(*column(rows, j)), W * C, 1 / FILTER_SCALE, mask)
 
 
-@triton.jit(do_not_specialize=SIZES)
-def places_of_taps(weight, out, rows, width, BM: tl.constexpr, BC: tl.constexpr):
-    row, channels, there = own_numbers(rows, width, BM, BC)
-    at = weight + row[:, None] * width * 9 + channels[None, :]
-    lines = ()
-    for line in tl.static_range(3):
-        tap = at + 3 * line * width
-        lines += (of_taps(number(tap, there), number(tap + width, there), number(tap + 2 * width, there)),)
-    for place in tl.static_range(6):
-        values = of_taps(lines[0][place], lines[1][place], lines[2][place])
-        keep_places(out, times(values, TAPS_SCALE), place, row, channels, there, rows, width)
+@triton.jit(do_not_specialize=UNSPECIALISED)
+def filter_transform(w_ptr, out_ptr, R, C, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr):
+    """G g Gᵀ of the filters w [R, 3, 3, C], times FILTER_SCALE, to out [36, R, C]."""
+    offs_r, offs_c, mask = block_offsets(R, C, BLOCK_M, BLOCK_C)
+    ptrs = w_ptr + offs_r[:, None] * C * 9 + offs_c[None, :]
+    rows = ()
+    for i in tl.static_range(3):
+        taps = ptrs + 3 * i * C
+        rows += (filter_1d(load_f32(taps, mask), load_f32(taps + C, mask), load_f32(taps + 2 * C, mask)),)
+    for j in tl.static_range(6):
+        values = filter_1d(rows[0][j], rows[1][j], rows[2][j])
+        store_column(out_ptr, multiply(values, FILTER_SCALE), j, offs_r, offs_c, mask, R, C)
 
 
-@triton.jit(do_not_specialize=SIZES)
-def places_of_squares(
-    gradient, out, largest, images, parts, rows, height, across, width, BM: tl.constexpr, BC: tl.constexpr,
-    BP: tl.constexpr, BL: tl.constexpr,
+@triton.jit(do_not_specialize=UNSPECIALISED)
+def grad_output_transform(
+    dy_ptr, out_ptr, absmax_ptr, B, splits, R, H, W, C, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+    BLOCK_S: tl.constexpr, BLOCK_BS: tl.constexpr,
 ):  # fmt: skip
-    """Transform of the output gradient, by the transpose of the output transform."""
-    square, channels, there = own_numbers(rows, width, BM, BC)
-    image, line, column = corner(square, height, across)
-    factor = power_of_two(image_exponent(largest, image, images, parts, BP))[:, None]
-    lines = ()
-    for place in tl.static_range(4):
-        at = pixel(gradient, image, line + place, column, height, across, channels, width)
-        a, b, c, d = four(at, width, there)
-        lines += (of_square(a * factor, b * factor, c * factor, d * factor),)
-    for place in tl.static_range(6):
-        values = of_square(lines[0][place], lines[1][place], lines[2][place], lines[3][place])
-        keep_places(out, values, place, square, channels, there, rows, width)
+    """A dy Aᵀ of every tile of dy [B, H, W, C], scaled by image, to out [36, R, C]."""
+    offs_r, offs_c, mask = block_offsets(R, C, BLOCK_M, BLOCK_C)
+    image, row, col = tile_origin(offs_r, H, W)
+    factor = pow2(image_exponent(absmax_ptr, image, B, splits, BLOCK_S))[:, None]
+    rows = ()
+    for i in tl.static_range(4):
+        ptrs = pixel_ptrs(dy_ptr, image, row + i, col, H, W, offs_c, C)
+        a, b, c, d = load_x4(ptrs, C, mask)
+        rows += (grad_output_1d(a * factor, b * factor, c * factor, d * factor),)
+    for j in tl.static_range(6):
+        values = grad_output_1d(rows[0][j], rows[1][j], rows[2][j], rows[3][j])
+        store_column(out_ptr, values, j, offs_r, offs_c, mask, R, C)
 
 
-@triton.jit(do_not_specialize=SIZES)
-def pixels_of_places(
-    products, out, largest, images, parts, rows, height, across, width, BM: tl.constexpr, BC: tl.constexpr,
-    BP: tl.constexpr, BL: tl.constexpr,
+@triton.jit(do_not_specialize=UNSPECIALISED)
+def grad_input_transform(
+    products_ptr, dx_ptr, absmax_ptr, B, splits, R, H, W, C, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+    BLOCK_S: tl.constexpr, BLOCK_BS: tl.constexpr,
 ):  # fmt: skip
-    """The input gradient, by the transpose of the input transform; border pixels also get their neighbours' parts."""
-    square, channels, there = own_numbers(rows, width, BM, BC)
-    image, line, column = corner(square, height, across)
-    above, below = there & (line > 0)[:, None], there & (line + 4 < height)[:, None]
-    left, right = (column > 0)[:, None], (column + 4 < across)[:, None]
-    squares_across = across // 4
-    lines = ()
-    for place in tl.static_range(6):
-        lines += (line_of_pixels(products, place, square, channels, there, left, right, rows, width),)
-    lines += (
-        line_of_pixels(products, 5, square - squares_across, channels, above, left, right, rows, width),
-        line_of_pixels(products, 0, square + squares_across, channels, below, left, right, rows, width),
+    """B m Bᵀ of products [36, R, C], to dx [B, H, W, C]; border pixels also get their neighbours' parts."""
+    offs_r, offs_c, mask = block_offsets(R, C, BLOCK_M, BLOCK_C)
+    image, row, col = tile_origin(offs_r, H, W)
+    above, below = mask & (row > 0)[:, None], mask & (row + 4 < H)[:, None]
+    left, right = (col > 0)[:, None], (col + 4 < W)[:, None]
+    tiles_w = W // 4
+    rows = ()
+    for i in tl.static_range(6):
+        rows += (load_grad_input_row(products_ptr, i, offs_r, offs_c, mask, left, right, R, C),)
+    rows += (
+        load_grad_input_row(products_ptr, 5, offs_r - tiles_w, offs_c, above, left, right, R, C),
+        load_grad_input_row(products_ptr, 0, offs_r + tiles_w, offs_c, below, left, right, R, C),
     )
-    factor = power_of_two(254 - image_exponent(largest, image, images, parts, BP))[:, None] / TAPS_SCALE
-    at = pixel(out, image, line, column, height, across, channels, width)
-    for place in tl.static_range(4):
-        values = to_pixels(*column_of(lines, place), lines[6][place], lines[7][place])
-        keep_pixels(at + place * width, values, across * width, factor, there)
+    factor = pow2(254 - image_exponent(absmax_ptr, image, B, splits, BLOCK_S))[:, None] / FILTER_SCALE
+    ptrs = pixel_ptrs(dx_ptr, image, row, col, H, W, offs_c, C)
+    for j in tl.static_range(4):
+        values = grad_input_1d(*column(rows, j), rows[6][j], rows[7][j])
+        store_pixels(ptrs + j * C, values, W * C, factor, mask)
 
 
-@triton.jit(do_not_specialize=SIZES)
-def taps_of_places(
-    products, out, largest, images, parts, rows, width, BM: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr,
-    BL: tl.constexpr,
+@triton.jit(do_not_specialize=UNSPECIALISED)
+def grad_filter_transform(
+    products_ptr, dw_ptr, absmax_ptr, B, splits, R, C, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
+    BLOCK_S: tl.constexpr, BLOCK_BS: tl.constexpr,
 ):  # fmt: skip
-    """The filter gradient, by the transpose of the filter transform."""
-    row, channels, there = own_numbers(rows, width, BM, BC)
-    lines = ()
-    for place in tl.static_range(6):
-        lines += (to_taps(*line_of_places(products, place, row, channels, there, rows, width)),)
-    factor = power_of_two(254 - batch_exponent(largest, images * parts, BL))
-    at = out + row[:, None] * width * 9 + channels[None, :]
-    for place in tl.static_range(3):
-        values = to_taps(*column_of(lines, place))
-        for line in tl.static_range(3):
-            tl.store(at + (3 * line + place) * width, values[line] * factor, mask=there)
+    """Gᵀ m G of products [36, R, C], to dw [R, 3, 3, C]."""
+    offs_r, offs_c, mask = block_offsets(R, C, BLOCK_M, BLOCK_C)
+    rows = ()
+    for i in tl.static_range(6):
+        rows += (grad_filter_1d(*load_row(products_ptr, i, offs_r, offs_c, mask, R, C)),)
+    factor = pow2(254 - batch_exponent(absmax_ptr, B * splits, BLOCK_BS))
+    ptrs = dw_ptr + offs_r[:, None] * C * 9 + offs_c[None, :]
+    for j in tl.static_range(3):
+        values = grad_filter_1d(*column(rows, j))
+        for i in tl.static_range(3):
+            tl.store(ptrs + (3 * i + j) * C, values[i] * factor, mask=mask)
 
 
 @triton.jit
-def find_largest(x, largest, numbers, BN: tl.constexpr, STAGES: tl.constexpr):
-    """The largest magnitude of each part (axis 1 of the grid) of every image (axis 0), which has ``numbers``."""
-    image = x + tl.program_id(0) * numbers
-    found = tl.zeros((BN,), tl.float32)
-    for start in tl.range(tl.program_id(1) * BN, numbers, tl.num_programs(1) * BN, num_stages=STAGES):
-        at = start + tl.arange(0, BN)
-        found = tl.maximum(found, tl.abs(number(image + at, at < numbers)))
-    tl.store(largest + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1), tl.max(found, axis=0))
+def absmax(x_ptr, absmax_ptr, N, BLOCK_N: tl.constexpr, STAGES: tl.constexpr):
+    """The largest magnitude of each part of every image of x [B, N], to absmax [B, splits]. Grid: (B, splits)."""
+    image_ptr = x_ptr + tl.program_id(0) * N
+    largest = tl.zeros((BLOCK_N,), tl.float32)
+    for start in tl.range(tl.program_id(1) * BLOCK_N, N, tl.num_programs(1) * BLOCK_N, num_stages=STAGES):
+        offs = start + tl.arange(0, BLOCK_N)
+        largest = tl.maximum(largest, tl.abs(load_f32(image_ptr + offs, offs < N)))
+    tl.store(absmax_ptr + tl.program_id(0) * tl.num_programs(1) + tl.program_id(1), tl.max(largest, axis=0))
 
 
 @triton.jit
-def image_exponent(largest, image, images, parts, BP: tl.constexpr):
-    """``exponent`` of each image in ``image``."""
-    part = tl.arange(0, BP)
-    there = (image < images)[:, None] & (part < parts)[None, :]
-    return exponent(tl.max(tl.load(largest + image[:, None] * parts + part[None, :], mask=there, other=0.0), axis=1))
+def image_exponent(absmax_ptr, image, B, splits, BLOCK_S: tl.constexpr):
+    """``scale_exponent`` of each image in ``image``."""
+    offs_s = tl.arange(0, BLOCK_S)
+    mask = (image < B)[:, None] & (offs_s < splits)[None, :]
+    largest = tl.load(absmax_ptr + image[:, None] * splits + offs_s[None, :], mask=mask, other=0.0)
+    return scale_exponent(tl.max(largest, axis=1))
 
 
 @triton.jit
-def batch_exponent(largest, number_of_parts, BL: tl.constexpr):
-    part = tl.arange(0, BL)
-    return exponent(tl.max(tl.load(largest + part, mask=part < number_of_parts, other=0.0), axis=0))
+def batch_exponent(absmax_ptr, count, BLOCK_BS: tl.constexpr):
+    """``scale_exponent`` of the batch."""
+    offs = tl.arange(0, BLOCK_BS)
+    return scale_exponent(tl.max(tl.load(absmax_ptr + offs, mask=offs < count, other=0.0), axis=0))
 
 
 @triton.jit
-def exponent(largest):
+def scale_exponent(largest):
     """The biased float32 exponent of the power of two that scales ``largest`` to about 1/16, within range.
 
-    Sums over all squares then have room above, and what is a thousandth of the largest has its digits below.
+    Sums over all tiles then have room above, and a thousandth of the largest has its digits below.
     """
     return tl.maximum(250 - (largest.to(tl.int32, bitcast=True) >> 23), 1)
 
 
 @triton.jit
-def power_of_two(biased_exponent):
+def pow2(biased_exponent):
     return (biased_exponent << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def times(values, factor):
+def multiply(values, factor):
     a, b, c, d, e, f = values
     return a * factor, b * factor, c * factor, d * factor, e * factor, f * factor
 
 
 @triton.jit
-def of_patch(a, b, c, d, e, f):
+def input_1d(a, b, c, d, e, f):
+    """Bᵀ times a column of a patch."""
     even_p, odd_p = e - c * Q2, (d - b * Q2) * P
     even_q, odd_q = e - c * P2, (d - b * P2) * Q
     first, last = a * (P2 * Q2) - c * (P2 + Q2) + e, b * (P2 * Q2) - d * (P2 + Q2) + f
@@ -200,29 +210,31 @@ def of_patch(a, b, c, d, e, f):
 
 
 @triton.jit
-def of_taps(a, b, c):
-    even_p, odd_p = (a + c * P2) * AT_P, b * (P * AT_P)
-    even_q, odd_q = (a + c * Q2) * AT_Q, b * (Q * AT_Q)
-    return a * AT_0, even_p + odd_p, even_p - odd_p, even_q + odd_q, even_q - odd_q, c
+def filter_1d(a, b, c):
+    """G times a column of a filter."""
+    even_p, odd_p = (a + c * P2) * G_P, b * (P * G_P)
+    even_q, odd_q = (a + c * Q2) * G_Q, b * (Q * G_Q)
+    return a * G_0, even_p + odd_p, even_p - odd_p, even_q + odd_q, even_q - odd_q, c
 
 
 @triton.jit
-def to_square(a, b, c, d, e, f):
+def output_1d(a, b, c, d, e, f):
+    """Aᵀ times a column of products."""
     even_p, odd_p, even_q, odd_q = b + c, (b - c) * P, d + e, (d - e) * Q
     return a + even_p + even_q, odd_p + odd_q, even_p * P2 + even_q * Q2, odd_p * P2 + odd_q * Q2 + f
 
 
 @triton.jit
-def of_square(a, b, c, d):
-    """The transpose of the above."""
+def grad_output_1d(a, b, c, d):
+    """A times a column of output gradients."""
     even_p, odd_p = a + c * P2, (b + d * P2) * P
     even_q, odd_q = a + c * Q2, (b + d * Q2) * Q
     return a, even_p + odd_p, even_p - odd_p, even_q + odd_q, even_q - odd_q, d
 
 
 @triton.jit
-def to_pixels(a, b, c, d, e, f, before, after):
-    """The transpose of what patches become, and what neighbours add, the one before and the one after."""
+def grad_input_1d(a, b, c, d, e, f, before, after):
+    """B times a column of products: the four pixels of the tile, with the parts of the tiles before and after."""
     even_p, odd_p, even_q, odd_q = b + c, (b - c) * P, d + e, (d - e) * Q
     return (
         f * (P2 * Q2) - odd_p * Q2 - odd_q * P2 + before,
@@ -233,81 +245,86 @@ def to_pixels(a, b, c, d, e, f, before, after):
 
 
 @triton.jit
-def to_taps(a, b, c, d, e, f):
-    """The transpose of what taps become."""
-    even_p, odd_p, even_q, odd_q = (b + c) * AT_P, (b - c) * (P * AT_P), (d + e) * AT_Q, (d - e) * (Q * AT_Q)
-    return a * AT_0 + even_p + even_q, odd_p + odd_q, even_p * P2 + even_q * Q2 + f
+def grad_filter_1d(a, b, c, d, e, f):
+    """Gᵀ times a column of products."""
+    even_p, odd_p, even_q, odd_q = (b + c) * G_P, (b - c) * (P * G_P), (d + e) * G_Q, (d - e) * (Q * G_Q)
+    return a * G_0 + even_p + even_q, odd_p + odd_q, even_p * P2 + even_q * Q2 + f
 
 
 @triton.jit
-def line_of_pixels(products, line: tl.constexpr, square, channels, there, left, right, rows, width):
-    places = line_of_places(products, line, square, channels, there, rows, width)
-    before = number(place_at(products, 6 * line + 5, square - 1, channels, rows, width), there & left)
-    after = number(place_at(products, 6 * line, square + 1, channels, rows, width), there & right)
-    return to_pixels(*places, before, after)
+def load_grad_input_row(products_ptr, i: tl.constexpr, offs_r, offs_c, mask, left, right, R, C):
+    """``grad_input_1d`` of row ``i`` of the 6×6 elements, with those of the tiles to the left and right."""
+    values = load_row(products_ptr, i, offs_r, offs_c, mask, R, C)
+    before = load_f32(element_ptrs(products_ptr, 6 * i + 5, offs_r - 1, offs_c, R, C), mask & left)
+    after = load_f32(element_ptrs(products_ptr, 6 * i, offs_r + 1, offs_c, R, C), mask & right)
+    return grad_input_1d(*values, before, after)
 
 
 @triton.jit
-def line_of_places(products, line: tl.constexpr, row, channels, there, rows, width):
-    at, far = place_at(products, 6 * line, row, channels, rows, width), rows * width
-    a, b, c, d = four(at, far, there)
-    return a, b, c, d, number(at + 4 * far, there), number(at + 5 * far, there)
+def load_row(products_ptr, i: tl.constexpr, offs_r, offs_c, mask, R, C):
+    """Row ``i`` of the 6×6 elements."""
+    ptrs, stride = element_ptrs(products_ptr, 6 * i, offs_r, offs_c, R, C), R * C
+    a, b, c, d = load_x4(ptrs, stride, mask)
+    return a, b, c, d, load_f32(ptrs + 4 * stride, mask), load_f32(ptrs + 5 * stride, mask)
 
 
 @triton.jit
-def column_of(lines, place: tl.constexpr):
-    return lines[0][place], lines[1][place], lines[2][place], lines[3][place], lines[4][place], lines[5][place]
+def column(rows, j: tl.constexpr):
+    return rows[0][j], rows[1][j], rows[2][j], rows[3][j], rows[4][j], rows[5][j]
 
 
 @triton.jit
-def keep_places(out, values, place: tl.constexpr, row, channels, there, rows, width):
-    """Stores one column of the 6×6 positions."""
-    for line in tl.static_range(6):
-        tl.store(place_at(out, 6 * line + place, row, channels, rows, width), values[line], mask=there)
+def store_column(out_ptr, values, j: tl.constexpr, offs_r, offs_c, mask, R, C):
+    """Stores column ``j`` of the 6×6 elements."""
+    for i in tl.static_range(6):
+        tl.store(element_ptrs(out_ptr, 6 * i + j, offs_r, offs_c, R, C), values[i], mask=mask)
 
 
 @triton.jit
-def keep_pixels(at, values, far, factor, there):
-    for line in tl.static_range(4):
-        tl.store(at + line * far, values[line] * factor, mask=there)
+def store_pixels(ptrs, values, row_stride, factor, mask):
+    """Stores one column of a 4×4 tile."""
+    for i in tl.static_range(4):
+        tl.store(ptrs + i * row_stride, values[i] * factor, mask=mask)
 
 
 @triton.jit
-def four(at, far, there):
-    return number(at, there), number(at + far, there), number(at + 2 * far, there), number(at + 3 * far, there)
+def load_x4(ptrs, stride, mask):
+    a, b = load_f32(ptrs, mask), load_f32(ptrs + stride, mask)
+    return a, b, load_f32(ptrs + 2 * stride, mask), load_f32(ptrs + 3 * stride, mask)
 
 
 @triton.jit
-def number(at, there):
-    return tl.load(at, mask=there, other=0.0).to(tl.float32)
+def load_f32(ptrs, mask):
+    return tl.load(ptrs, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def within(line, height):
-    return ((line >= 0) & (line < height))[:, None]
+def is_row_inside(row, H):
+    return ((row >= 0) & (row < H))[:, None]
 
 
 @triton.jit
-def place_at(places, place: tl.constexpr, row, channels, rows, width):
-    return places + place * rows * width + row[:, None] * width + channels[None, :]
+def element_ptrs(ptr, element: tl.constexpr, offs_r, offs_c, R, C):
+    """A block of the matrix of one of the 36 elements in [36, R, C]."""
+    return ptr + element * R * C + offs_r[:, None] * C + offs_c[None, :]
 
 
 @triton.jit
-def pixel(x, image, line, column, height, across, channels, width):
-    return x + ((image * height + line) * across + column)[:, None] * width + channels[None, :]
+def pixel_ptrs(ptr, image, row, col, H, W, offs_c, C):
+    return ptr + ((image * H + row) * W + col)[:, None] * C + offs_c[None, :]
 
 
 @triton.jit
-def corner(square, height, across):
-    """The image, line and column of a square's first pixel."""
-    squares_across = across // 4
-    down = square // squares_across
-    return down // (height // 4), down % (height // 4) * 4, square % squares_across * 4
+def tile_origin(offs_r, H, W):
+    """The image, row and column of a tile's first pixel."""
+    tiles_w = W // 4
+    tile_row = offs_r // tiles_w
+    return tile_row // (H // 4), tile_row % (H // 4) * 4, offs_r % tiles_w * 4
 
 
 @triton.jit
-def own_numbers(rows, width, BM: tl.constexpr, BC: tl.constexpr):
-    """Row and channel offsets of a block, and its bounds mask."""
-    first, channels = own_tile(width, BM, BC)
-    row = first + tl.arange(0, BM)
-    return row, channels, (row < rows)[:, None] & (channels < width)[None, :]
+def block_offsets(R, C, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Offsets of a block of [R, C], and its bounds mask."""
+    start_r, offs_c = tile_start(C, BLOCK_M, BLOCK_C)
+    offs_r = start_r + tl.arange(0, BLOCK_M)
+    return offs_r, offs_c, (offs_r < R)[:, None] & (offs_c < C)[None, :]

@@ -1,219 +1,223 @@
-"""Triton kernels for batch normalisation, addition of a shortcut and activation: two forward, two backward.
+"""Triton kernels for batch norm, addition of a shortcut and clamp activation: two forward, two backward.
 
-Feature maps lie in memory pixel by pixel: ``rows`` of them, ``pitch`` times ``UNIT`` numbers from one to the next, of
-which the first ``width`` are meant. Whatever lies beyond may be read, since a unit at a time is faster, but counts for
-nothing. ``moments`` are means, reciprocal deviations and variances, ``total`` numbers each. Sums have a fixed order:
-every run gives the same bits. Triton comes with torch for CUDA.
+Feature maps are [M, C] with M = batch × height × width, row strides in units of ``UNIT`` elements. Elements beyond a
+row's C may be read, since whole units are faster, and are ignored. ``stats`` is float32 [3, stats_stride]: mean, 1 /
+std and variance. Reductions add in a fixed order, so that every run gives the same bits: each program stores partial
+sums, and the last one of its column, which a semaphore tells, adds them ("last block" reduction).
 """
 
 import triton
 import triton.language as tl
 
-SHIFT_PIXELS: tl.constexpr = tl.constexpr(16)
-SIZES = ["pitch", "out_pitch", "gradient_pitch", "source_pitch", "total", "rows", "source_rows"]
+SHIFT_ROWS: tl.constexpr = tl.constexpr(16)
+UNSPECIALISED = ["x_stride", "out_stride", "dy_stride", "source_stride", "stats_stride", "M", "source_M"]
 """Arguments that are not specialised, so that one compiled kernel serves all sizes."""
 
 
-@triton.jit(do_not_specialize=SIZES)
-def statistics(
-    x, pitch, added, out, out_pitch, parts, tickets, moments, total, rows, width, eps, UNIT: tl.constexpr,
-    BM: tl.constexpr, BC: tl.constexpr, STAGES: tl.constexpr,
+@triton.jit(do_not_specialize=UNSPECIALISED)
+def batch_stats(
+    x_ptr, x_stride, out_ptr, out_stride, partial_ptr, semaphore_ptr, stats_ptr, stats_stride, M, C, eps,
+    UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The moments of every channel of x, or of the sum of x and what is added, which is written to out.
+    """Per-channel statistics of x [M, C]; copies x to out [M, C] if that is given.
 
-    Sums are of differences to the mean of a channel's first pixels: a large mean is no loss of digits. Of several,
-    since one of them may hold nearly all of the variance.
+    Grid: (channel blocks, programs that share the rows). partial: float32 [programs, 2, C]. Sums are of differences to
+    the mean of a channel's first rows, so that a large mean costs no digits; of several rows, since one of them may
+    hold nearly all of the variance.
     """
-    channels, there = own_channels(width, BC)
-    shift_at, shift_here = tile(0, rows, pitch * UNIT, channels, width, SHIFT_PIXELS)
-    first_pixels = tl.load(x + shift_at, mask=shift_here, other=0.0).to(tl.float32)
-    if added is not None:
-        first_pixels += tl.load(added + shift_at, mask=shift_here, other=0.0).to(tl.float32)
-    shift = tl.sum(first_pixels, axis=0) / tl.minimum(rows, SHIFT_PIXELS)
-    first, second = tl.zeros((BM, BC), tl.float32), tl.zeros((BM, BC), tl.float32)
-    for start in tl.range(tl.program_id(1) * BM, rows, tl.num_programs(1) * BM, num_stages=STAGES):
-        at, here = tile(start, rows, pitch * UNIT, channels, pitch * UNIT, BM)
-        value = tl.load(x + at, mask=here, other=0.0)
-        if added is not None:  # rounded as it is stored, so that the moments are of what will be read
-            more = tl.load(added + at, mask=here, other=0.0).to(tl.float32)
-            value = (value.to(tl.float32) + more).to(x.dtype.element_ty)
-        if out is not None:
-            out_at, out_here = tile(start, rows, out_pitch * UNIT, channels, width, BM)
-            tl.store(out + out_at, value, mask=out_here)
-        difference = tl.where(here, value.to(tl.float32) - shift[None, :], 0.0)
-        first += difference
-        second += difference * difference
-    if is_last(parts, tickets, tl.sum(first, axis=0), tl.sum(second, axis=0), channels, there, width):
-        first_total, second_total = totals(parts, channels, width, BM, BC)
-        shifted = first_total / rows
-        variance = second_total / rows - shifted * shifted
-        variance = tl.where(variance < 0.0, 0.0, variance)
-        keep_moments(moments, total, channels, there, shifted + shift, variance, eps)
+    offs_c, mask_c = channel_block(C, BLOCK_C)
+    shift_offs, shift_mask = tile_offsets(0, M, x_stride * UNIT, offs_c, C, SHIFT_ROWS)
+    first_rows = tl.load(x_ptr + shift_offs, mask=shift_mask, other=0.0).to(tl.float32)
+    shift = tl.sum(first_rows, axis=0) / tl.minimum(M, SHIFT_ROWS)
+    sum_d, sum_d2 = tl.zeros((BLOCK_M, BLOCK_C), tl.float32), tl.zeros((BLOCK_M, BLOCK_C), tl.float32)
+    for start_m in tl.range(tl.program_id(1) * BLOCK_M, M, tl.num_programs(1) * BLOCK_M, num_stages=STAGES):
+        offs, mask = tile_offsets(start_m, M, x_stride * UNIT, offs_c, x_stride * UNIT, BLOCK_M)
+        x = tl.load(x_ptr + offs, mask=mask, other=0.0)
+        if out_ptr is not None:
+            out_offs, out_mask = tile_offsets(start_m, M, out_stride * UNIT, offs_c, C, BLOCK_M)
+            tl.store(out_ptr + out_offs, x, mask=out_mask)
+        delta = tl.where(mask, x.to(tl.float32) - shift[None, :], 0.0)
+        sum_d += delta
+        sum_d2 += delta * delta
+    store_partials(partial_ptr, tl.sum(sum_d, axis=0), tl.sum(sum_d2, axis=0), offs_c, mask_c, C)
+    if is_last_block(semaphore_ptr):
+        total_d, total_d2 = sum_partials(partial_ptr, offs_c, C, BLOCK_M, BLOCK_C)
+        mean_d = total_d / M
+        var = total_d2 / M - mean_d * mean_d
+        var = tl.where(var < 0.0, 0.0, var)
+        store_stats(stats_ptr, stats_stride, offs_c, mask_c, mean_d + shift, var, eps)
 
 
-@triton.jit(do_not_specialize=SIZES)
-def activate(
-    x, pitch, shortcut, moments, total, weight, bias, running_mean, running_var, momentum, out, out_pitch, rows, width,
-    LOW: tl.constexpr, HIGH: tl.constexpr, UNIT: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+@triton.jit(do_not_specialize=UNSPECIALISED)
+def norm_act_fwd(
+    x_ptr, x_stride, shortcut_ptr, stats_ptr, stats_stride, w_ptr, b_ptr, running_mean_ptr, running_var_ptr, momentum,
+    out_ptr, out_stride, M, C, LOW: tl.constexpr, HIGH: tl.constexpr, UNIT: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """clamp(norm(x) + shortcut), and zeros where out has more channels; and the layer's running statistics."""
-    row, channels = own_tile(out_pitch * UNIT, BM, BC)
-    there = channels < width
-    mean, _, scale, offset = affine(moments, weight, bias, channels, there, total)
-    at, here = tile(row, rows, pitch * UNIT, channels, out_pitch * UNIT, BM)
-    value = tl.load(x + at, mask=here, other=0.0).to(tl.float32) * scale[None, :] + offset[None, :]
-    value = tl.where(there[None, :], value, 0.0)
-    if shortcut is not None:
-        value += tl.load(shortcut + at, mask=here, other=0.0).to(tl.float32)
+    """out = clamp(norm(x) + shortcut), with zeros where out has channels beyond C; updates the running statistics.
+
+    Grid: (tiles,). x, shortcut: [M, x_stride]; out: [M, out_stride]; w, b, running_mean, running_var: float32 [C].
+    """
+    start_m, offs_c = tile_start(out_stride * UNIT, BLOCK_M, BLOCK_C)
+    mask_c = offs_c < C
+    mean, _, scale, offset = load_affine(stats_ptr, stats_stride, w_ptr, b_ptr, offs_c, mask_c)
+    offs, mask = tile_offsets(start_m, M, x_stride * UNIT, offs_c, out_stride * UNIT, BLOCK_M)
+    y = tl.load(x_ptr + offs, mask=mask, other=0.0).to(tl.float32) * scale[None, :] + offset[None, :]
+    y = tl.where(mask_c[None, :], y, 0.0)
+    if shortcut_ptr is not None:
+        y += tl.load(shortcut_ptr + offs, mask=mask, other=0.0).to(tl.float32)
     if LOW is not None:
-        value = tl.where(value < LOW, LOW, value)
+        y = tl.where(y < LOW, LOW, y)
     if HIGH is not None:
-        value = tl.where(value > HIGH, HIGH, value)
-    at, here = tile(row, rows, out_pitch * UNIT, channels, out_pitch * UNIT, BM)
-    tl.store(out + at, value, mask=here)
-    if row == 0:
-        variance = tl.load(moments + 2 * total + channels, mask=there, other=0.0)
-        move(running_mean + channels, mean, momentum, there)
-        move(running_var + channels, variance * (rows / (rows - 1.0)), momentum, there)
+        y = tl.where(y > HIGH, HIGH, y)
+    offs, mask = tile_offsets(start_m, M, out_stride * UNIT, offs_c, out_stride * UNIT, BLOCK_M)
+    tl.store(out_ptr + offs, y, mask=mask)
+    if start_m == 0:
+        var = tl.load(stats_ptr + 2 * stats_stride + offs_c, mask=mask_c, other=0.0)
+        update_running(running_mean_ptr + offs_c, mean, momentum, mask_c)
+        update_running(running_var_ptr + offs_c, var * (M / (M - 1.0)), momentum, mask_c)
 
 
-@triton.jit(do_not_specialize=SIZES)
-def gradient_sums(
-    gradient, gradient_pitch, another, x, pitch, out, moments, total, weight, bias, parts, tickets, sums, passed, rows,
-    width, LOW: tl.constexpr, HIGH: tl.constexpr, UNIT: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
-    STAGES: tl.constexpr,
+@triton.jit(do_not_specialize=UNSPECIALISED)
+def norm_act_bwd_dwdb(
+    dy_ptr, dy_stride, x_ptr, x_stride, out_ptr, stats_ptr, stats_stride, w_ptr, b_ptr, partial_ptr, semaphore_ptr,
+    dbdw_ptr, dshortcut_ptr, M, C, LOW: tl.constexpr, HIGH: tl.constexpr, UNIT: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_C: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of bias and weight, which that of the input needs.
+    """The gradients of bias and weight, dbdw: float32 [2, C], which the gradient of the input needs.
 
-    ``another`` is the gradient of a second use of the output, ``passed`` what the activation lets through of both.
+    Grid and partial: as in batch_stats. dy: [M, dy_stride]; x, out, dshortcut: [M, x_stride]. With a shortcut, the
+    activation is read from out, and dshortcut gets the part of dy that it lets through.
     """
-    channels, there = own_channels(width, BC)
-    mean, deviation, scale, offset = affine(moments, weight, bias, channels, there, total)
-    first, second = tl.zeros((BM, BC), tl.float32), tl.zeros((BM, BC), tl.float32)
-    for start in tl.range(tl.program_id(1) * BM, rows, tl.num_programs(1) * BM, num_stages=STAGES):
-        gradient_at, here = tile(start, rows, gradient_pitch * UNIT, channels, gradient_pitch * UNIT, BM)
-        arriving = tl.load(gradient + gradient_at, mask=here, other=0.0).to(tl.float32)
-        if another is not None:
-            arriving += tl.load(another + gradient_at, mask=here, other=0.0).to(tl.float32)
-        at, _ = tile(start, rows, pitch * UNIT, channels, width, BM)
-        value = tl.load(x + at, mask=here, other=0.0).to(tl.float32)
-        if out is not None:
-            activated = tl.load(out + at, mask=here, other=0.0).to(tl.float32)
+    offs_c, mask_c = channel_block(C, BLOCK_C)
+    mean, rstd, scale, offset = load_affine(stats_ptr, stats_stride, w_ptr, b_ptr, offs_c, mask_c)
+    sum_db, sum_dw = tl.zeros((BLOCK_M, BLOCK_C), tl.float32), tl.zeros((BLOCK_M, BLOCK_C), tl.float32)
+    for start_m in tl.range(tl.program_id(1) * BLOCK_M, M, tl.num_programs(1) * BLOCK_M, num_stages=STAGES):
+        dy_offs, mask = tile_offsets(start_m, M, dy_stride * UNIT, offs_c, dy_stride * UNIT, BLOCK_M)
+        dy = tl.load(dy_ptr + dy_offs, mask=mask, other=0.0).to(tl.float32)
+        offs, _ = tile_offsets(start_m, M, x_stride * UNIT, offs_c, C, BLOCK_M)
+        x = tl.load(x_ptr + offs, mask=mask, other=0.0).to(tl.float32)
+        if out_ptr is not None:
+            out = tl.load(out_ptr + offs, mask=mask, other=0.0).to(tl.float32)
         else:
-            activated = value * scale[None, :] + offset[None, :]
-        arriving = let_through(arriving, activated, LOW, HIGH)
-        if passed is not None:
-            tl.store(passed + at, arriving, mask=here)
-        first += arriving
-        second += arriving * ((value - mean[None, :]) * deviation[None, :])
-    if is_last(parts, tickets, tl.sum(first, axis=0), tl.sum(second, axis=0), channels, there, width):
-        first_total, second_total = totals(parts, channels, width, BM, BC)
-        tl.store(sums + channels, first_total, mask=there)
-        tl.store(sums + width + channels, second_total, mask=there)
+            out = x * scale[None, :] + offset[None, :]
+        dy = clamp_backward(dy, out, LOW, HIGH)
+        if dshortcut_ptr is not None:
+            tl.store(dshortcut_ptr + offs, dy, mask=mask)
+        sum_db += dy
+        sum_dw += dy * ((x - mean[None, :]) * rstd[None, :])
+    store_partials(partial_ptr, tl.sum(sum_db, axis=0), tl.sum(sum_dw, axis=0), offs_c, mask_c, C)
+    if is_last_block(semaphore_ptr):
+        db, dw = sum_partials(partial_ptr, offs_c, C, BLOCK_M, BLOCK_C)
+        tl.store(dbdw_ptr + offs_c, db, mask=mask_c)
+        tl.store(dbdw_ptr + C + offs_c, dw, mask=mask_c)
 
 
-@triton.jit(do_not_specialize=SIZES)
-def input_gradient(
-    gradient, gradient_pitch, x, pitch, beside, moments, total, weight, bias, sums, out, rows, width,
-    LOW: tl.constexpr, HIGH: tl.constexpr, UNIT: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+@triton.jit(do_not_specialize=UNSPECIALISED)
+def norm_act_bwd_dx(
+    dy_ptr, dy_stride, x_ptr, x_stride, dx_add_ptr, stats_ptr, stats_stride, w_ptr, b_ptr, dbdw_ptr, dx_ptr, M, C,
+    LOW: tl.constexpr, HIGH: tl.constexpr, UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """``beside`` is the gradient that comes to the same input from elsewhere; it may be where the sum is written.
+    """The gradient of the input, plus dx_add if that is given, which may be dx itself.
 
-    Channels beyond ``width`` get anything, as far as ``gradient`` has some.
+    Grid: (tiles,). dy: [M, dy_stride]; x, dx_add, dx: [M, x_stride]. Channels of dx beyond C get arbitrary values, as
+    far as dy has them.
     """
-    row, channels = own_tile(gradient_pitch * UNIT, BM, BC)
-    there = channels < width
-    mean, deviation, scale, offset = affine(moments, weight, bias, channels, there, total)
-    mean_gradient = tl.load(sums + channels, mask=there, other=0.0) / rows
-    correlation = tl.load(sums + width + channels, mask=there, other=0.0) / rows
-    at, here = tile(row, rows, gradient_pitch * UNIT, channels, gradient_pitch * UNIT, BM)
-    arriving = tl.load(gradient + at, mask=here, other=0.0).to(tl.float32)
-    at, _ = tile(row, rows, pitch * UNIT, channels, width, BM)
-    value = tl.load(x + at, mask=here, other=0.0).to(tl.float32)
-    arriving = let_through(arriving, value * scale[None, :] + offset[None, :], LOW, HIGH)
-    normal = (value - mean[None, :]) * deviation[None, :]
-    leaving = (arriving - mean_gradient[None, :] - normal * correlation[None, :]) * scale[None, :]
-    if beside is not None:
-        leaving += tl.load(beside + at, mask=here, other=0.0).to(tl.float32)
-    tl.store(out + at, leaving, mask=here)
+    start_m, offs_c = tile_start(dy_stride * UNIT, BLOCK_M, BLOCK_C)
+    mask_c = offs_c < C
+    mean, rstd, scale, offset = load_affine(stats_ptr, stats_stride, w_ptr, b_ptr, offs_c, mask_c)
+    mean_dy = tl.load(dbdw_ptr + offs_c, mask=mask_c, other=0.0) / M
+    mean_dy_xhat = tl.load(dbdw_ptr + C + offs_c, mask=mask_c, other=0.0) / M
+    offs, mask = tile_offsets(start_m, M, dy_stride * UNIT, offs_c, dy_stride * UNIT, BLOCK_M)
+    dy = tl.load(dy_ptr + offs, mask=mask, other=0.0).to(tl.float32)
+    offs, _ = tile_offsets(start_m, M, x_stride * UNIT, offs_c, C, BLOCK_M)
+    x = tl.load(x_ptr + offs, mask=mask, other=0.0).to(tl.float32)
+    dy = clamp_backward(dy, x * scale[None, :] + offset[None, :], LOW, HIGH)
+    xhat = (x - mean[None, :]) * rstd[None, :]
+    dx = (dy - mean_dy[None, :] - xhat * mean_dy_xhat[None, :]) * scale[None, :]
+    if dx_add_ptr is not None:
+        dx += tl.load(dx_add_ptr + offs, mask=mask, other=0.0).to(tl.float32)
+    tl.store(dx_ptr + offs, dx, mask=mask)
 
 
 @triton.jit
-def own_channels(width, BC: tl.constexpr):
-    channels = tl.program_id(0) * BC + tl.arange(0, BC)
-    return channels, channels < width
+def channel_block(C, BLOCK_C: tl.constexpr):
+    """Channel offsets of this program in a reduction grid, and their mask."""
+    offs_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    return offs_c, offs_c < C
 
 
 @triton.jit
-def own_tile(width, BM: tl.constexpr, BC: tl.constexpr):
-    """First row and channel offsets of the tile. Tiles use grid axis 0 only: the others end at 65,535."""
-    columns = tl.cdiv(width, BC)
-    return tl.program_id(0) // columns * BM, tl.program_id(0) % columns * BC + tl.arange(0, BC)
+def tile_start(C, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr):
+    """First row and channel offsets of this program's tile. Tiles use grid axis 0 only: the others end at 65,535."""
+    columns = tl.cdiv(C, BLOCK_C)
+    pid_m, pid_c = tl.program_id(0) // columns, tl.program_id(0) % columns
+    return pid_m * BLOCK_M, pid_c * BLOCK_C + tl.arange(0, BLOCK_C)
 
 
 @triton.jit
-def tile(start, rows, pitch, channels, width, BM: tl.constexpr):
-    """Offsets of a [BM, BC] tile and its bounds mask."""
-    own_rows = start + tl.arange(0, BM)
-    return own_rows[:, None] * pitch + channels[None, :], (own_rows < rows)[:, None] & (channels < width)[None, :]
+def tile_offsets(start_m, M, row_stride, offs_c, C, BLOCK_M: tl.constexpr):
+    """Offsets of a [BLOCK_M, BLOCK_C] tile and its bounds mask."""
+    offs_m = start_m + tl.arange(0, BLOCK_M)
+    return offs_m[:, None] * row_stride + offs_c[None, :], (offs_m < M)[:, None] & (offs_c < C)[None, :]
 
 
 @triton.jit
-def affine(moments, weight, bias, channels, there, width):
-    mean = tl.load(moments + channels, mask=there, other=0.0)
-    deviation = tl.load(moments + width + channels, mask=there, other=0.0)
-    scale = tl.load(weight + channels, mask=there, other=0.0) * deviation
-    return mean, deviation, scale, tl.load(bias + channels, mask=there, other=0.0) - mean * scale
+def load_affine(stats_ptr, stats_stride, w_ptr, b_ptr, offs_c, mask_c):
+    """Mean and 1 / std, and scale and offset with norm(x) = x * scale + offset."""
+    mean = tl.load(stats_ptr + offs_c, mask=mask_c, other=0.0)
+    rstd = tl.load(stats_ptr + stats_stride + offs_c, mask=mask_c, other=0.0)
+    scale = tl.load(w_ptr + offs_c, mask=mask_c, other=0.0) * rstd
+    return mean, rstd, scale, tl.load(b_ptr + offs_c, mask=mask_c, other=0.0) - mean * scale
 
 
 @triton.jit
-def keep_moments(moments, total, channels, there, mean, variance, eps):
-    tl.store(moments + channels, mean, mask=there)
-    tl.store(moments + total + channels, tl.rsqrt(variance + eps), mask=there)
-    tl.store(moments + 2 * total + channels, variance, mask=there)
+def store_stats(stats_ptr, stats_stride, offs_c, mask_c, mean, var, eps):
+    tl.store(stats_ptr + offs_c, mean, mask=mask_c)
+    tl.store(stats_ptr + stats_stride + offs_c, tl.rsqrt(var + eps), mask=mask_c)
+    tl.store(stats_ptr + 2 * stats_stride + offs_c, var, mask=mask_c)
 
 
 @triton.jit
-def let_through(gradient, activated, LOW: tl.constexpr, HIGH: tl.constexpr):
+def clamp_backward(dy, out, LOW: tl.constexpr, HIGH: tl.constexpr):
     if LOW is not None:
-        gradient = tl.where(activated <= LOW, 0.0, gradient)
+        dy = tl.where(out <= LOW, 0.0, dy)
     if HIGH is not None:
-        gradient = tl.where(activated >= HIGH, 0.0, gradient)
-    return gradient
+        dy = tl.where(out >= HIGH, 0.0, dy)
+    return dy
 
 
 @triton.jit
-def move(running, value, momentum, there):
-    before = tl.load(running, mask=there, other=0.0)
-    tl.store(running, before + momentum * (value - before), mask=there)
+def update_running(running_ptrs, value, momentum, mask_c):
+    before = tl.load(running_ptrs, mask=mask_c, other=0.0)
+    tl.store(running_ptrs, before + momentum * (value - before), mask=mask_c)
 
 
 @triton.jit
-def is_last(parts, tickets, first, second, channels, there, width):
-    """Write this program's partial sums; True for the last program of the column, which resets the semaphore."""
-    own = parts + tl.program_id(1) * 2 * width + channels
-    tl.store(own, first, mask=there)
-    tl.store(own + width, second, mask=there)
-    return has_last_ticket(tickets)
+def store_partials(partial_ptr, sum0, sum1, offs_c, mask_c, C):
+    """Writes this program's two sums per channel to partial [programs, 2, C]."""
+    ptrs = partial_ptr + tl.program_id(1) * 2 * C + offs_c
+    tl.store(ptrs, sum0, mask=mask_c)
+    tl.store(ptrs + C, sum1, mask=mask_c)
 
 
 @triton.jit
-def has_last_ticket(tickets):
-    """Whether this is the last program of its column; it resets the semaphore."""
-    tl.debug_barrier()  # all of this program has stored, before it takes its ticket
-    ticket = tickets + tl.program_id(0)
-    last = tl.atomic_add(ticket, 1, sem="acq_rel") == tl.num_programs(1) - 1
-    if last:
-        tl.store(ticket, 0)
-    return last
+def is_last_block(semaphore_ptr):
+    """True for the last program of its column (grid axis 1) that gets here; it resets the semaphore."""
+    tl.debug_barrier()  # all threads have stored before one of them counts the program
+    ptr = semaphore_ptr + tl.program_id(0)
+    last_block = tl.atomic_add(ptr, 1, sem="acq_rel") == tl.num_programs(1) - 1
+    if last_block:
+        tl.store(ptr, 0)
+    return last_block
 
 
 @triton.jit
-def totals(parts, channels, width, BM: tl.constexpr, BC: tl.constexpr):
+def sum_partials(partial_ptr, offs_c, C, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr):
     """The sum of the partial sums in a fixed order, read with .cg: L1 is not coherent between SMs."""
-    first, second = tl.zeros((BM, BC), tl.float32), tl.zeros((BM, BC), tl.float32)
-    for start in range(0, tl.num_programs(1), BM):
-        at, here = tile(start, tl.num_programs(1), 2 * width, channels, width, BM)
-        first += tl.load(parts + at, mask=here, other=0.0, cache_modifier=".cg")
-        second += tl.load(parts + width + at, mask=here, other=0.0, cache_modifier=".cg")
-    return tl.sum(first, axis=0), tl.sum(second, axis=0)
+    sum0, sum1 = tl.zeros((BLOCK_M, BLOCK_C), tl.float32), tl.zeros((BLOCK_M, BLOCK_C), tl.float32)
+    for start in range(0, tl.num_programs(1), BLOCK_M):
+        offs, mask = tile_offsets(start, tl.num_programs(1), 2 * C, offs_c, C, BLOCK_M)
+        sum0 += tl.load(partial_ptr + offs, mask=mask, other=0.0, cache_modifier=".cg")
+        sum1 += tl.load(partial_ptr + C + offs, mask=mask, other=0.0, cache_modifier=".cg")
+    return tl.sum(sum0, axis=0), tl.sum(sum1, axis=0)

@@ -1,12 +1,10 @@
 """Dense layers without concatenation: all of them write into one feature map and read the channels before their own.
 
-A channel's mean and deviation are the same for every layer that reads it, so they are computed once, when it is
-written. Per layer that is three kernels forward and four backward; four and six where it writes so many channels that
-its convolution is the library's. Weights get channels of zeros up to what tensor cores like. Needs Triton, which comes
-with torch for CUDA.
+A channel's mean and std are the same for every layer that reads it, so they are computed once, when it is written. Per
+layer that is three kernels forward and four backward; four and six where it writes so many channels that cuDNN's
+convolution is faster. Weights are padded with channels of zeros up to what tensor cores like.
 """
 
-import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,69 +15,81 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+from triton import cdiv, next_power_of_2
 
-from codistill.ops._conv_small_triton import convolve, gradient_from_few
-from codistill.ops._norm_triton import SIZES, activate, gradient_sums, input_gradient, own_tile, statistics, tile
-from codistill.ops.conv_small import CHANNELS, TILE, gradient_of_few, pixels_at_once, power_of_two, precision
-from codistill.ops.dispatch import Apart, convolution_gradients, weight_gradient
-from codistill.ops.norm import STAGES, WARPS, Shape, tickets
+from codistill.ops._conv_small_triton import conv3x3, conv3x3_dx_narrow
+from codistill.ops._norm_triton import (
+    UNSPECIALISED,
+    batch_stats,
+    norm_act_bwd_dwdb,
+    norm_act_bwd_dx,
+    norm_act_fwd,
+    tile_offsets,
+    tile_start,
+)
+from codistill.ops.conv_small import NARROW_BLOCK_C, compute_dw_narrow, dot_precision, pixels_per_iteration
+from codistill.ops.grid import STAGES, TILE, WARPS, Tiling, channels_last, semaphores
+from codistill.ops.wgrad_stream import WeightGradientStreams, conv2d_backward, weight_gradient
 
-ALIGNED = 16
+ALIGNMENT = 16
 """Channels are padded to a multiple of this, as far as the feature map has room."""
 PADDING = 1, 1
-FEW_CHANNELS = 16
+NARROW_CHANNELS = 16
 """Largest number of outputs for which the Triton convolution beats cuDNN and the copy: from 96 channels of 32×32
 it takes 25 instead of 36 µs, from 180 of 16×16 17 instead of 18, from 324 of 8×8 14 instead of 15."""
-FEWEST_ROWS = 32
+MIN_BLOCK_M = 32
 """Smallest tile height; keeps every SM busy on small maps."""
-AT_ONCE, IN_HAND = 64, 8192
+MIN_LOAD_BYTES, TILE_LOAD_BYTES = 64, 8192
 """Bytes of a pixel that a program loads at once; with few pixels, as many as fill the second."""
-RELU = 0.0, None
-"""(min, max) of the activation."""
+LOW, HIGH = 0.0, None
+"""Bounds of the activation, a ReLU."""
 
 
-def aligned(channels: int) -> int:
-    return -(-channels // ALIGNED) * ALIGNED
-
-
-@triton.jit(do_not_specialize=SIZES)
-def copy_columns(
-    source, source_pitch, source_rows, source_columns, out, rows, pitch, UNIT: tl.constexpr, BM: tl.constexpr,
-    BC: tl.constexpr,
+@triton.jit(do_not_specialize=UNSPECIALISED)
+def copy_channels(
+    source_ptr, source_stride, source_M, source_C, out_ptr, M, out_stride, UNIT: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Copies rows to another row stride: truncated, or padded with zeros."""
-    row, channels = own_tile(pitch * UNIT, BM, BC)
-    at, here = tile(row, source_rows, source_pitch * UNIT, channels, source_columns, BM)
-    value = tl.load(source + at, mask=here, other=0.0)
-    at, here = tile(row, rows, pitch * UNIT, channels, pitch * UNIT, BM)
-    tl.store(out + at, value, mask=here)
+    """Copies source [source_M, source_C] to out [M, out_stride], with zeros where out has more rows or channels.
+
+    Grid: (tiles of out,). Row strides are in units of UNIT elements.
+    """
+    start_m, offs_c = tile_start(out_stride * UNIT, BLOCK_M, BLOCK_C)
+    offs, mask = tile_offsets(start_m, source_M, source_stride * UNIT, offs_c, source_C, BLOCK_M)
+    values = tl.load(source_ptr + offs, mask=mask, other=0.0)
+    offs, mask = tile_offsets(start_m, M, out_stride * UNIT, offs_c, out_stride * UNIT, BLOCK_M)
+    tl.store(out_ptr + offs, values, mask=mask)
 
 
-def copied(source: Tensor, out: Tensor, *, first: int = 0, count: int | None = None) -> Tensor:
-    """``out`` filled with ``count`` channels of ``source`` from the ``first`` on, and with zeros where it has more."""
-    pitch, columns = source.shape[1], out.shape[1]
-    count = min(pitch, columns) if count is None else count
-    shape = Shape.of(out, pitch)
-    copy_columns[shape.over_tiles()](
-        in_rows(source)[first:], pitch // shape.unit, source.numel() // pitch, count, out, shape.rows,
-        columns // shape.unit, **shape.cut,
+def copy_padded(source: Tensor, out: Tensor, *, first: int = 0, count: int | None = None) -> Tensor:
+    """Fills ``out`` with ``count`` channels of ``source`` from the ``first`` on, and with zeros where it has more."""
+    source_C, out_C = source.shape[1], out.shape[1]
+    tiling = Tiling.of(out, source_C)
+    copy_channels[tiling.tile_grid](
+        source_ptr=flatten(source)[first:], source_stride=source_C // tiling.unit,
+        source_M=source.numel() // source_C, source_C=min(source_C, out_C) if count is None else count, out_ptr=out,
+        M=tiling.M, out_stride=out_C // tiling.unit, **tiling.meta,
     )  # fmt: skip
     return out
 
 
-def in_rows(x: Tensor) -> Tensor:
+def flatten(x: Tensor) -> Tensor:
     """A channels-last tensor as one contiguous vector."""
     return x.permute(0, 2, 3, 1).reshape(-1)
 
 
-def room(like: Tensor, batch: int, channels: int, dtype: torch.dtype | None = None) -> Tensor:
-    """An empty channels-last tensor with the same height and width and another number of channels."""
-    height, width = like.shape[2:]
-    return like.new_empty(batch, height, width, channels, dtype=dtype).permute(0, 3, 1, 2)
+def empty_like_with(like: Tensor, batch: int, channels: int, dtype: torch.dtype | None = None) -> Tensor:
+    """An empty channels-last tensor with the height and width of ``like``."""
+    H, W = like.shape[2:]
+    return like.new_empty(batch, H, W, channels, dtype=dtype).permute(0, 3, 1, 2)
+
+
+def align(channels: int) -> int:
+    return -(-channels // ALIGNMENT) * ALIGNMENT
 
 
 @dataclass(frozen=True)
-class LayerState:
+class RunningStats:
     """A layer's running statistics and momentum."""
 
     running_mean: Tensor
@@ -95,124 +105,131 @@ class DenseBlock(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, states: tuple[LayerState, ...], eps: float, apart: Apart | None, *learned: Tensor
-    ) -> Tensor:
-        layers = list(zip(states, learned[0::3], learned[1::3], learned[2::3], strict=True))
+        ctx: Any, x: Tensor, running: tuple[RunningStats, ...], eps: float, streams: WeightGradientStreams | None,
+        *learned: Tensor,
+    ) -> Tensor:  # fmt: skip
+        layers = list(zip(running, learned[0::3], learned[1::3], learned[2::3], strict=True))
         total = len(learned[-3]) + len(learned[-1])
-        features, moments = room(x, len(x), total), x.new_empty(3, total, dtype=torch.float32)
-        write(x, x.shape[1], features, moments, 0, eps)
-        activated, wide_kernels = [], []
-        for state, scale, offset, kernel in layers:
-            growth, width = len(kernel), len(scale)
-            wide = min(aligned(width), total)  # the kernel reads what comes after them too, and writes zeros
-            before = room(x, len(x), wide)
-            shape = Shape.of(before, total)
-            activate[shape.over_tiles()](
-                features, total // shape.unit, None, moments, total, scale, offset, state.running_mean,
-                state.running_var, state.momentum, before, wide // shape.unit, shape.rows, width, *RELU, **shape.cut,
+        features, stats = empty_like_with(x, len(x), total), x.new_empty(3, total, dtype=torch.float32)
+        append_channels(x, x.shape[1], features, stats, 0, eps)
+        activations, padded_weights = [], []
+        for state, norm_w, norm_b, weight in layers:
+            growth, C = len(weight), len(norm_w)
+            padded_C = min(align(C), total)  # the kernel also reads the channels behind C, and writes zeros
+            activation = empty_like_with(x, len(x), padded_C)
+            tiling = Tiling.of(activation, total)
+            norm_act_fwd[tiling.tile_grid](
+                x_ptr=features, x_stride=total // tiling.unit, shortcut_ptr=None, stats_ptr=stats, stats_stride=total,
+                w_ptr=norm_w, b_ptr=norm_b, running_mean_ptr=state.running_mean, running_var_ptr=state.running_var,
+                momentum=state.momentum, out_ptr=activation, out_stride=padded_C // tiling.unit, M=tiling.M, C=C,
+                LOW=LOW, HIGH=HIGH, **tiling.meta,
             )  # fmt: skip
-            wide_kernel = copied(kernel, room(kernel, aligned(growth), wide, x.dtype))
-            if growth <= FEW_CHANNELS:
-                convolve_into(before, wide_kernel, growth, features, moments, width, eps)
+            padded_weight = copy_padded(weight, empty_like_with(weight, align(growth), padded_C, x.dtype))
+            if growth <= NARROW_CHANNELS:
+                append_convolution(activation, padded_weight, growth, features, stats, C, eps)
             else:
-                grown = F.conv2d(before, wide_kernel, None, 1, PADDING).contiguous(memory_format=torch.channels_last)
-                write(grown, growth, features, moments, width, eps)
-            activated.append(before)
-            wide_kernels.append(wide_kernel)
-        ctx.save_for_backward(features, moments, *learned, *activated, *wide_kernels)
-        ctx.layers, ctx.apart = len(layers), apart
+                grown = channels_last(F.conv2d(activation, padded_weight, None, 1, PADDING))
+                append_channels(grown, growth, features, stats, C, eps)
+            activations.append(activation)
+            padded_weights.append(padded_weight)
+        ctx.save_for_backward(features, stats, *learned, *activations, *padded_weights)
+        ctx.layers, ctx.streams = len(layers), streams
         return features
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        number = ctx.layers
-        features, moments, *rest = ctx.saved_tensors
-        learned, activated, wide_kernels = rest[: 3 * number], rest[3 * number : 4 * number], rest[4 * number :]
-        total, into = features.shape[1], gradient.clone(memory_format=torch.channels_last)
-        found: list[Tensor | None] = []
-        for layer in reversed(range(number)):
-            scale, offset, kernel = learned[3 * layer : 3 * layer + 3]
-            before, wide_kernel, width = activated[layer], wide_kernels[layer], len(scale)
-            grown = copied(into, room(into, len(into), len(wide_kernel)), first=width, count=len(kernel))
-            compute = partial(kernel_gradient, grown, before, wide_kernel, kernel)
-            of_kernel = weight_gradient(ctx.apart, kernel, compute, (grown, before))
-            known = moments, total, scale, offset
-            arriving, sums = gradient_before(grown, before, wide_kernel, features, known, width)
-            shape = Shape.of(arriving, total)
-            arriving_pitch, pitch = arriving.shape[1] // shape.unit, total // shape.unit
-            # Channels after its own may get anything: the layers that made them had their gradients already.
-            input_gradient[shape.over_tiles()](
-                arriving, arriving_pitch, features, pitch, into, *known, sums, into, shape.rows, width, *RELU,
-                **shape.cut,
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        n = ctx.layers
+        features, stats, *rest = ctx.saved_tensors
+        learned, activations, padded_weights = rest[: 3 * n], rest[3 * n : 4 * n], rest[4 * n :]
+        total, dfeatures = features.shape[1], dy.clone(memory_format=torch.channels_last)
+        gradients: list[Tensor | None] = []
+        for layer in reversed(range(n)):
+            norm_w, norm_b, weight = learned[3 * layer : 3 * layer + 3]
+            activation, padded_weight, C = activations[layer], padded_weights[layer], len(norm_w)
+            room = empty_like_with(dfeatures, len(dfeatures), len(padded_weight))
+            dgrown = copy_padded(dfeatures, room, first=C, count=len(weight))
+            compute = partial(compute_dw, dgrown, activation, padded_weight, weight)
+            dw = weight_gradient(ctx.streams, weight, compute, (dgrown, activation))
+            dactivation, dbdw = compute_dactivation(dgrown, activation, padded_weight, features, stats, norm_w, norm_b)
+            tiling = Tiling.of(dactivation, total)
+            # Channels behind C may get anything: the layers that wrote them have had their gradients already.
+            norm_act_bwd_dx[tiling.tile_grid](
+                dy_ptr=dactivation, dy_stride=dactivation.shape[1] // tiling.unit, x_ptr=features,
+                x_stride=total // tiling.unit, dx_add_ptr=dfeatures, stats_ptr=stats, stats_stride=total, w_ptr=norm_w,
+                b_ptr=norm_b, dbdw_ptr=dbdw, dx_ptr=dfeatures, M=tiling.M, C=C, LOW=LOW, HIGH=HIGH, **tiling.meta,
             )  # fmt: skip
-            found = [sums[1], sums[0], of_kernel, *found]
-        leaving = copied(into, room(into, len(into), len(learned[0])))
-        return leaving, None, None, None, *found
+            gradients = [dbdw[1], dbdw[0], dw, *gradients]
+        dx = copy_padded(dfeatures, empty_like_with(dfeatures, len(dfeatures), len(learned[0])))
+        return dx, None, None, None, *gradients
 
 
-def write(x: Tensor, width: int, features: Tensor, moments: Tensor, first: int, eps: float) -> None:
-    """Copies ``width`` channels of ``x`` to channel ``first`` on, with their statistics."""
+def append_channels(x: Tensor, C: int, features: Tensor, stats: Tensor, first: int, eps: float) -> None:
+    """Copies ``C`` channels of ``x`` to channel ``first`` of ``features`` on, with their statistics."""
     total = features.shape[1]
-    shape = Shape.of(x, total, channels=width)
-    parts = moments.new_empty(shape.parts, 2, width)
-    statistics[shape.over_parts()](
-        x, x.shape[1] // shape.unit, None, in_rows(features)[first:], total // shape.unit, parts,
-        tickets.take(x.device, shape.columns), moments.view(-1)[first:], total, shape.rows, width, eps, STAGES=STAGES,
-        **shape.cut,
+    tiling = Tiling.of(x, total, channels=C)
+    batch_stats[tiling.reduction_grid](
+        x_ptr=x, x_stride=x.shape[1] // tiling.unit, out_ptr=flatten(features)[first:],
+        out_stride=total // tiling.unit, partial_ptr=stats.new_empty(tiling.programs, 2, C),
+        semaphore_ptr=semaphores.take(x.device, tiling.columns), stats_ptr=stats.view(-1)[first:], stats_stride=total,
+        M=tiling.M, C=C, eps=eps, STAGES=STAGES, **tiling.meta,
     )  # fmt: skip
 
 
-def convolve_into(
-    x: Tensor, kernel: Tensor, width: int, features: Tensor, moments: Tensor, first: int, eps: float
+def append_convolution(
+    x: Tensor, weight: Tensor, c_out: int, features: Tensor, stats: Tensor, first: int, eps: float
 ) -> None:
-    """Writes ``width`` channels of the convolution of ``x`` to channel ``first`` on, with their statistics."""
-    total = features.shape[1]
-    shape, tile_channels = Shape.of(x, total), max(FEW_CHANNELS, power_of_two(width))
-    for_all_processors = power_of_two(math.ceil(shape.rows / (2 * shape.processors)))
-    tile_rows = min(max(for_all_processors, FEWEST_ROWS), TILE // tile_channels)
-    programs = min(math.ceil(shape.rows / tile_rows), 2 * shape.processors)
-    parts = moments.new_empty(programs, 2, width)
-    convolve[1, programs](
-        x, x.shape[1] // shape.unit, kernel, in_rows(features)[first:], total // shape.unit, parts,
-        tickets.take(x.device, 1), moments.view(-1)[first:], total, shape.rows, *x.shape[2:], eps, CIN=None, COUT=width,
-        BACKWARD=False, UNIT=shape.unit, BM=tile_rows, BK=max(AT_ONCE, IN_HAND // tile_rows) // x.element_size(),
-        BN=tile_channels, PRECISION=precision(x), STAGES=STAGES, num_warps=WARPS,
+    """Writes ``c_out`` channels of the convolution of ``x`` to channel ``first`` on, with their statistics."""
+    total, (H, W) = features.shape[1], x.shape[2:]
+    tiling, block_n = Tiling.of(x, total), max(NARROW_CHANNELS, next_power_of_2(c_out))
+    block_m_for_all_sms = next_power_of_2(cdiv(tiling.M, 2 * tiling.sms))
+    block_m = min(max(block_m_for_all_sms, MIN_BLOCK_M), TILE // block_n)
+    programs = min(cdiv(tiling.M, block_m), 2 * tiling.sms)
+    conv3x3[1, programs](
+        x_ptr=x, x_stride=x.shape[1] // tiling.unit, w_ptr=weight, add_ptr=None,
+        out_ptr=flatten(features)[first:], out_stride=total // tiling.unit,
+        partial_ptr=stats.new_empty(programs, 2, c_out), semaphore_ptr=semaphores.take(x.device, 1),
+        stats_ptr=stats.view(-1)[first:], stats_stride=total, M=tiling.M,
+        H=H, W=W, eps=eps, C_IN=None, C_OUT=c_out, BACKWARD=False, UNIT=tiling.unit, BLOCK_M=block_m,
+        BLOCK_K=max(MIN_LOAD_BYTES, TILE_LOAD_BYTES // block_m) // x.element_size(), BLOCK_N=block_n,
+        PRECISION=dot_precision(x), STAGES=STAGES, num_warps=WARPS,
     )  # fmt: skip
 
 
-def gradient_before(
-    gradient: Tensor, before: Tensor, kernel: Tensor, features: Tensor, known: tuple[Any, ...], width: int
+def compute_dactivation(
+    dgrown: Tensor, activation: Tensor, weight: Tensor, features: Tensor, stats: Tensor, norm_w: Tensor, norm_b: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of ``before``, which the convolution read, and of the bias and weight of the norm that wrote it."""
-    shape = Shape.of(before, features.shape[1])
-    moments, before_pitch, pitch = known[0], before.shape[1] // shape.unit, features.shape[1] // shape.unit
-    sums = moments.new_empty(2, width)
-    if len(kernel) <= FEW_CHANNELS:
-        arriving = torch.empty_like(before)
-        columns, at_once = math.ceil(width / CHANNELS), pixels_at_once(before)
-        programs = min(math.ceil(shape.rows / at_once), max(1, 2 * shape.processors // columns))
-        parts = moments.new_empty(programs, 2, width)
-        gradient_from_few[columns, programs](
-            gradient, kernel, arriving, before_pitch, features, pitch, *known, parts,
-            tickets.take(before.device, columns), sums, shape.rows, *before.shape[2:], width, gradient.shape[1], *RELU,
-            UNIT=shape.unit, BM=at_once, BK=power_of_two(3 * gradient.shape[1]), BN=CHANNELS,
-            PRECISION=precision(before), STAGES=STAGES, num_warps=WARPS,
+    """The gradients of ``activation``, which the convolution read, and [2, C] of the bias and weight of its norm."""
+    tiling, C = Tiling.of(activation, features.shape[1]), len(norm_w)
+    activation_stride, x_stride = activation.shape[1] // tiling.unit, features.shape[1] // tiling.unit
+    dbdw = stats.new_empty(2, C)
+    if len(weight) <= NARROW_CHANNELS:
+        dactivation = torch.empty_like(activation)
+        columns, block_m, (H, W) = cdiv(C, NARROW_BLOCK_C), pixels_per_iteration(activation), activation.shape[2:]
+        programs = min(cdiv(tiling.M, block_m), max(1, 2 * tiling.sms // columns))
+        conv3x3_dx_narrow[columns, programs](
+            dy_ptr=dgrown, w_ptr=weight, dx_ptr=dactivation, dx_stride=activation_stride, x_ptr=features,
+            x_stride=x_stride, stats_ptr=stats, stats_stride=features.shape[1], norm_w_ptr=norm_w, norm_b_ptr=norm_b,
+            partial_ptr=stats.new_empty(programs, 2, C), semaphore_ptr=semaphores.take(activation.device, columns),
+            dbdw_ptr=dbdw, M=tiling.M, H=H, W=W, C=C, C_DY=dgrown.shape[1], LOW=LOW, HIGH=HIGH, UNIT=tiling.unit,
+            BLOCK_M=block_m, BLOCK_K=next_power_of_2(3 * dgrown.shape[1]), BLOCK_N=NARROW_BLOCK_C,
+            PRECISION=dot_precision(activation), STAGES=STAGES, num_warps=WARPS,
         )  # fmt: skip
-        return arriving, sums
-    arriving = convolution_gradients(gradient, before, kernel, (True, False, False))[0]
-    arriving = arriving.contiguous(memory_format=torch.channels_last)
-    parts = moments.new_empty(shape.parts, 2, width)
-    gradient_sums[shape.over_parts()](
-        arriving, before_pitch, None, features, pitch, None, *known, parts, tickets.take(before.device, shape.columns),
-        sums, None, shape.rows, width, *RELU, STAGES=STAGES, **shape.cut,
+        return dactivation, dbdw
+    dactivation = channels_last(conv2d_backward(dgrown, activation, weight, (True, False, False))[0])
+    norm_act_bwd_dwdb[tiling.reduction_grid](
+        dy_ptr=dactivation, dy_stride=activation_stride, x_ptr=features, x_stride=x_stride, out_ptr=None,
+        stats_ptr=stats, stats_stride=features.shape[1], w_ptr=norm_w, b_ptr=norm_b,
+        partial_ptr=stats.new_empty(tiling.programs, 2, C),
+        semaphore_ptr=semaphores.take(activation.device, tiling.columns), dbdw_ptr=dbdw, dshortcut_ptr=None,
+        M=tiling.M, C=C, LOW=LOW, HIGH=HIGH, STAGES=STAGES, **tiling.meta,
     )  # fmt: skip
-    return arriving, sums
+    return dactivation, dbdw
 
 
-def kernel_gradient(gradient: Tensor, x: Tensor, wide_kernel: Tensor, kernel: Tensor) -> Tensor:
+def compute_dw(dgrown: Tensor, activation: Tensor, padded_weight: Tensor, weight: Tensor) -> Tensor:
     """The gradient of a convolution's weight, by the Triton kernel or cut from that of the padded weight."""
-    if len(kernel) <= FEW_CHANNELS:
-        return gradient_of_few(gradient, x, kernel)
-    wide = convolution_gradients(gradient, x, wide_kernel, (False, True, False))[1]
-    return copied(wide, room(kernel, *kernel.shape[:2]))
+    if len(weight) <= NARROW_CHANNELS:
+        return compute_dw_narrow(dgrown, activation, weight)
+    padded_dw = conv2d_backward(dgrown, activation, padded_weight, (False, True, False))[1]
+    return copy_padded(padded_dw, empty_like_with(weight, *weight.shape[:2]))

@@ -1,189 +1,84 @@
 """Batch norm, addition of a shortcut and activation, fused.
 
-Torch takes six kernels of each and a compiler three or four; where networks are deep and narrow, their number is the
-time of a step.
+Torch launches six kernels for each and a compiler three or four; where networks are deep and narrow, the number of
+launches is the time of a step.
 """
 
-import math
-from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from codistill.ops._norm_triton import activate, gradient_sums, input_gradient, statistics
-
-TILE, WARPS, STAGES = 4096, 4, 3
-"""Elements per tile, warps per program, software-pipelining stages."""
-FEWEST_CHANNELS, MOST_CHANNELS = 16, 64
-"""Bounds of a tile's channels: wide enough for full memory transactions, narrow enough that every SM gets rows."""
-MANY = 10_000_000
-"""From this many elements on a reduction uses two programs per SM; below, adding the partial sums would dominate."""
-UNIT = 16
-"""Elements to which row strides are aligned, so that loads and stores are vectorised."""
-TICKETS = 1 << 20
-"""Enough that no counter is reused while it is in use."""
+from codistill.ops._norm_triton import batch_stats, norm_act_bwd_dwdb, norm_act_bwd_dx, norm_act_fwd
+from codistill.ops.grid import STAGES, Tiling, channels_last, semaphores
 
 
-@dataclass(frozen=True)
-class Shape:
-    """How a feature map is tiled."""
-
-    rows: int
-    channels: int
-    unit: int
-    """The alignment of row strides, which kernels receive in this unit."""
-    processors: int
-
-    @classmethod
-    def of(cls, x_BCHW: Tensor, *pitches: int, channels: int | None = None) -> "Shape":
-        """The tiling for ``channels`` of ``x`` (default: all), in maps that may have other row strides."""
-        pitch = x_BCHW.shape[1]
-        unit = math.gcd(UNIT, pitch, *pitches)
-        return cls(x_BCHW.numel() // pitch, channels or pitch, unit, processors(x_BCHW.device))
-
-    @property
-    def tile_channels(self) -> int:
-        """A power of two that divides the number of channels, if there is one in range."""
-        divisor = self.channels & -self.channels
-        return min(max(divisor, FEWEST_CHANNELS), MOST_CHANNELS)
-
-    @property
-    def tile_rows(self) -> int:
-        return TILE // self.tile_channels
-
-    @property
-    def columns(self) -> int:
-        return math.ceil(self.channels / self.tile_channels)
-
-    @property
-    def parts(self) -> int:
-        tiles = math.ceil(self.rows / self.tile_rows)
-        programs = self.processors * (2 if self.rows * self.channels >= MANY else 1)
-        return min(tiles, max(1, programs // self.columns))
-
-    def over_tiles(self) -> tuple[int]:
-        return (self.columns * math.ceil(self.rows / self.tile_rows),)
-
-    def over_parts(self) -> tuple[int, int]:
-        return self.columns, self.parts
-
-    @property
-    def cut(self) -> dict[str, int]:
-        return {"UNIT": self.unit, "BM": self.tile_rows, "BC": self.tile_channels, "num_warps": WARPS}
-
-
-@cache
-def processors(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-class Tickets:
-    """Semaphores by which the last program of a launch knows that it is the last; each launch resets its own."""
-
-    def __init__(self) -> None:
-        self.rings: dict[torch.device, Tensor] = {}
-        self.taken = 0
-
-    def take(self, device: torch.device, number: int) -> Tensor:
-        if device not in self.rings:
-            self.rings[device] = torch.zeros(TICKETS, dtype=torch.int32, device=device)
-            torch.cuda.synchronize(device)  # other streams must not see it before it is all zeros
-        self.taken = 0 if self.taken + number > TICKETS else self.taken
-        self.taken += number
-        return self.rings[device][self.taken - number : self.taken]
-
-
-tickets = Tickets()
-
-
-def moments_of(x: Tensor, eps: float, *, added: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-    """Mean, reciprocal std and variance per channel of x, or of x + ``added``, which is written to ``out``."""
-    shape = Shape.of(x)
-    width, pitch = shape.channels, shape.channels // shape.unit
-    parts = x.new_empty(shape.parts, 2, width, dtype=torch.float32)
-    moments = x.new_empty(3, width, dtype=torch.float32)
-    statistics[shape.over_parts()](
-        x, pitch, added, out, pitch, parts, tickets.take(x.device, shape.columns), moments, width, shape.rows, width,
-        eps, STAGES=STAGES, **shape.cut,
+def compute_stats(x: Tensor, eps: float) -> Tensor:
+    """Mean, 1 / std and variance per channel of ``x``: [3, C]."""
+    tiling = Tiling.of(x)
+    C, row_stride = tiling.C, tiling.C // tiling.unit
+    stats = x.new_empty(3, C, dtype=torch.float32)
+    batch_stats[tiling.reduction_grid](
+        x_ptr=x, x_stride=row_stride, out_ptr=None, out_stride=row_stride,
+        partial_ptr=x.new_empty(tiling.programs, 2, C, dtype=torch.float32),
+        semaphore_ptr=semaphores.take(x.device, tiling.columns), stats_ptr=stats, stats_stride=C, M=tiling.M, C=C,
+        eps=eps, STAGES=STAGES, **tiling.meta,
     )  # fmt: skip
-    return moments
+    return stats
 
 
-class Sum(torch.autograd.Function):
-    """x + y, and the per-channel statistics that the next batch norm needs."""
+class FusedNormAct(torch.autograd.Function):
+    """clamp(batch_norm(x) + shortcut), and x for a second use, whose gradient the kernel for dx adds.
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        out = torch.empty_like(x)
-        moments = moments_of(x, eps, added=channels_last(y), out=out)
-        ctx.mark_non_differentiable(moments)
-        ctx.set_materialize_grads(False)  # the moments', which a kernel would fill with zeros
-        return out, moments
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor, _: None) -> tuple[Tensor, Tensor, None]:
-        return gradient, gradient, None
-
-
-class NormActivate(torch.autograd.Function):
-    """(out, out, x), with out = clamp(batch_norm(x) + shortcut).
-
-    Where ``out`` or ``x`` is used a second time, that use takes the second or third result: both gradients are then
-    added in a kernel that runs anyway. ``moments`` are x's statistics, where they are known.
+    ``stats`` are the batch statistics of x, where its convolution computed them.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, moments: Tensor | None, shortcut: Tensor | None, weight: Tensor, bias: Tensor,
+        ctx: Any, x: Tensor, stats: Tensor | None, shortcut: Tensor | None, weight: Tensor, bias: Tensor,
         running_mean: Tensor, running_var: Tensor, momentum: float, eps: float,
         bounds: tuple[float | None, float | None],
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        shape = Shape.of(x)
-        width, pitch = shape.channels, shape.channels // shape.unit
-        if moments is None:
-            moments = moments_of(x, eps)
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        tiling = Tiling.of(x)
+        C, row_stride = tiling.C, tiling.C // tiling.unit
+        if stats is None:
+            stats = compute_stats(x, eps)
         if shortcut is not None:
             shortcut = channels_last(shortcut)
         out = torch.empty_like(x)
-        activate[shape.over_tiles()](
-            x, pitch, shortcut, moments, width, weight, bias, running_mean, running_var, momentum, out, pitch,
-            shape.rows, width, *bounds, **shape.cut,
+        norm_act_fwd[tiling.tile_grid](
+            x_ptr=x, x_stride=row_stride, shortcut_ptr=shortcut, stats_ptr=stats, stats_stride=C, w_ptr=weight,
+            b_ptr=bias, running_mean_ptr=running_mean, running_var_ptr=running_var, momentum=momentum, out_ptr=out,
+            out_stride=row_stride, M=tiling.M, C=C, LOW=bounds[0], HIGH=bounds[1], **tiling.meta,
         )  # fmt: skip
-        ctx.save_for_backward(x, out if shortcut is not None else None, moments, weight, bias)
+        ctx.save_for_backward(x, out if shortcut is not None else None, stats, weight, bias)
         ctx.bounds = bounds
-        ctx.set_materialize_grads(False)
-        return out, out.detach(), x
+        ctx.set_materialize_grads(False)  # x is rarely used again: no kernel should fill a gradient with zeros
+        return out, x
 
     @staticmethod
     @once_differentiable
-    def backward(
-        ctx: Any, gradient: Tensor | None, another: Tensor | None, beside: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
-        x, out, moments, weight, bias = ctx.saved_tensors
-        shape = Shape.of(x)
-        width, pitch = shape.channels, shape.channels // shape.unit
-        gradient, another, beside = (None if one is None else channels_last(one) for one in (gradient, another, beside))
-        if gradient is None:
-            gradient, another = another, None
-        passed = None if out is None and another is None else torch.empty_like(x)
-        parts, sums = moments.new_empty(shape.parts, 2, width), moments.new_empty(2, width)
-        known, bounds = (moments, width, weight, bias), ctx.bounds
-        gradient_sums[shape.over_parts()](
-            gradient, pitch, another, x, pitch, out, *known, parts, tickets.take(x.device, shape.columns), sums, passed,
-            shape.rows, width, *bounds, STAGES=STAGES, **shape.cut,
+    def backward(ctx: Any, dy: Tensor | None, dx_add: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, out, stats, weight, bias = ctx.saved_tensors
+        tiling = Tiling.of(x)
+        C, row_stride = tiling.C, tiling.C // tiling.unit
+        dy, (low, high) = torch.zeros_like(x) if dy is None else channels_last(dy), ctx.bounds
+        dshortcut = None if out is None else torch.empty_like(x)
+        dbdw = stats.new_empty(2, C)
+        norm_act_bwd_dwdb[tiling.reduction_grid](
+            dy_ptr=dy, dy_stride=row_stride, x_ptr=x, x_stride=row_stride, out_ptr=out, stats_ptr=stats, stats_stride=C,
+            w_ptr=weight, b_ptr=bias, partial_ptr=stats.new_empty(tiling.programs, 2, C),
+            semaphore_ptr=semaphores.take(x.device, tiling.columns), dbdw_ptr=dbdw, dshortcut_ptr=dshortcut, M=tiling.M,
+            C=C, LOW=low, HIGH=high, STAGES=STAGES, **tiling.meta,
         )  # fmt: skip
-        if passed is not None:
-            gradient, bounds = passed, (None, None)
-        leaving = torch.empty_like(x)
-        input_gradient[shape.over_tiles()](
-            gradient, pitch, x, pitch, beside, *known, sums, leaving, shape.rows, width, *bounds, **shape.cut
-        )
-        return leaving, None, None if out is None else passed, sums[1], sums[0], None, None, None, None, None
-
-
-def channels_last(x: Tensor) -> Tensor:
-    return x.contiguous(memory_format=torch.channels_last)
+        if dshortcut is not None:  # what the activation lets through of dy
+            dy, low, high = dshortcut, None, None
+        dx = torch.empty_like(x)
+        norm_act_bwd_dx[tiling.tile_grid](
+            dy_ptr=dy, dy_stride=row_stride, x_ptr=x, x_stride=row_stride,
+            dx_add_ptr=None if dx_add is None else channels_last(dx_add), stats_ptr=stats,
+            stats_stride=C, w_ptr=weight, b_ptr=bias, dbdw_ptr=dbdw, dx_ptr=dx, M=tiling.M, C=C, LOW=low, HIGH=high,
+            **tiling.meta,
+        )  # fmt: skip
+        return dx, None, dshortcut, dbdw[1], dbdw[0], None, None, None, None, None

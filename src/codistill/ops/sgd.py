@@ -2,7 +2,7 @@
 
 It reads bfloat16 gradients and writes both kinds of weights: 20 bytes a weight, where casting gradients, torch's fused
 SGD and casting weights move 32. For WRN-28-10 twins that is 2 % of a step and 1.3 GiB; for small networks, one launch
-instead of thirty. Needs Triton, which comes with torch for CUDA.
+instead of thirty.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,61 +16,66 @@ CHUNK, BLOCK = 8192, 1024
 """Weights per program, and per iteration of it."""
 
 COLUMNS = ("weight", "momentum", "copy", "gradient", "count", "rate", "factor")
-"""What the kernel's table says of every chunk: addresses, how many weights, and the addresses of the learning rate and
-of what the gradient is multiplied by; where that is 0, nothing is read or written."""
+"""The kernel's table has a row per chunk: addresses, the number of weights, and the addresses of the learning rate and
+of the factor of the gradient; where that is 0, nothing is read or written."""
 
 ALIGNMENT = 16
 
 
 @triton.jit
-def sgd(
-    table, decays, momentum: tl.constexpr, nesterov: tl.constexpr, aligned: tl.constexpr, chunk: tl.constexpr,
-    block: tl.constexpr,
+def sgd_kernel(
+    table_ptr, decay_ptr, MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr, ALIGNED: tl.constexpr, CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = table + tl.program_id(0) * 7  # as many as COLUMNS
-    weights = tl.load(row).to(tl.pointer_type(tl.float32))
-    moments = tl.load(row + 1).to(tl.pointer_type(tl.float32))
-    copies = tl.load(row + 2).to(tl.pointer_type(tl.bfloat16))
-    gradients = tl.load(row + 3).to(tl.pointer_type(tl.bfloat16))
-    if aligned:
-        weights, moments = tl.multiple_of(weights, 16), tl.multiple_of(moments, 16)
-        copies, gradients = tl.multiple_of(copies, 16), tl.multiple_of(gradients, 16)
-    count = tl.load(row + 4)
-    rate = tl.load(tl.load(row + 5).to(tl.pointer_type(tl.float32)))
-    factor = tl.load(tl.load(row + 6).to(tl.pointer_type(tl.float32)))
-    decay = tl.load(decays + tl.program_id(0))
+    """Updates float32 weights and momenta from bfloat16 gradients, and writes the weights' bfloat16 copies.
+
+    Grid: (chunks,). table: int64 [chunks, len(COLUMNS)]; decay: float32 [chunks]. ALIGNED: all addresses are multiples
+    of 16 bytes.
+    """
+    row_ptr = table_ptr + tl.program_id(0) * 7  # len(COLUMNS)
+    w_ptr = tl.load(row_ptr).to(tl.pointer_type(tl.float32))
+    momentum_ptr = tl.load(row_ptr + 1).to(tl.pointer_type(tl.float32))
+    copy_ptr = tl.load(row_ptr + 2).to(tl.pointer_type(tl.bfloat16))
+    grad_ptr = tl.load(row_ptr + 3).to(tl.pointer_type(tl.bfloat16))
+    if ALIGNED:
+        w_ptr, momentum_ptr = tl.multiple_of(w_ptr, 16), tl.multiple_of(momentum_ptr, 16)
+        copy_ptr, grad_ptr = tl.multiple_of(copy_ptr, 16), tl.multiple_of(grad_ptr, 16)
+    count = tl.load(row_ptr + 4)
+    rate = tl.load(tl.load(row_ptr + 5).to(tl.pointer_type(tl.float32)))
+    factor = tl.load(tl.load(row_ptr + 6).to(tl.pointer_type(tl.float32)))
+    decay = tl.load(decay_ptr + tl.program_id(0))
     if factor != 0.0:
-        for start in range(0, chunk, block):
-            at = start + tl.arange(0, block)
-            where = weights + at, moments + at, copies + at, gradients + at
-            if count == chunk:  # without a mask, memory is read and written 16 bytes at a time
-                learn(where, None, None, factor, decay, rate, momentum, nesterov)
+        for start in range(0, CHUNK, BLOCK):
+            offs = start + tl.arange(0, BLOCK)
+            ptrs = w_ptr + offs, momentum_ptr + offs, copy_ptr + offs, grad_ptr + offs
+            if count == CHUNK:  # without a mask, memory is read and written 16 bytes at a time
+                update_block(ptrs, None, None, factor, decay, rate, MOMENTUM, NESTEROV)
             else:
-                learn(where, at < count, 0.0, factor, decay, rate, momentum, nesterov)
+                update_block(ptrs, offs < count, 0.0, factor, decay, rate, MOMENTUM, NESTEROV)
 
 
 @triton.jit
-def learn(where, here, other, factor, decay, rate, momentum: tl.constexpr, nesterov: tl.constexpr):
-    weights, moments, copies, gradients = where
-    weight = tl.load(weights, mask=here, other=other)
-    gradient = tl.load(gradients, mask=here, other=other).to(tl.float32) * factor + decay * weight
-    moment = momentum * tl.load(moments, mask=here, other=other) + gradient
-    if nesterov:
-        gradient += momentum * moment
+def update_block(ptrs, mask, other, factor, decay, rate, MOMENTUM: tl.constexpr, NESTEROV: tl.constexpr):
+    w_ptrs, momentum_ptrs, copy_ptrs, grad_ptrs = ptrs
+    w = tl.load(w_ptrs, mask=mask, other=other)
+    grad = tl.load(grad_ptrs, mask=mask, other=other).to(tl.float32) * factor + decay * w
+    momentum = MOMENTUM * tl.load(momentum_ptrs, mask=mask, other=other) + grad
+    if NESTEROV:
+        grad += MOMENTUM * momentum
     else:
-        gradient = moment
-    weight -= rate * gradient
-    tl.store(moments, moment, mask=here)
-    tl.store(weights, weight, mask=here)
-    tl.store(copies, weight.to(tl.bfloat16), mask=here)
+        grad = momentum
+    w -= rate * grad
+    tl.store(momentum_ptrs, momentum, mask=mask)
+    tl.store(w_ptrs, w, mask=mask)
+    tl.store(copy_ptrs, w.to(tl.bfloat16), mask=mask)
 
 
 class FusedSgd:
     """The update of those of ``weights`` that an optimizer (SGD with momentum) has, from their copies' gradients.
 
-    ``optimizers`` and ``factors`` are by network. Gradients lie elsewhere in every recorded graph, so each recording
-    has an instance of its own, and ``recorded`` tells the kernel afterwards where they will be: while a graph is
-    recorded nothing can be written to the device.
+    ``optimizers`` and ``factors`` are by network. Gradients have other addresses in every captured graph, so each
+    capture has an instance of its own, and ``recorded`` writes the addresses to the kernel's table afterwards: during a
+    capture nothing can be copied to the device.
     """
 
     def __init__(
@@ -111,7 +116,10 @@ class FusedSgd:
         if not torch.cuda.is_current_stream_capturing():
             self.recorded()
         aligned = all(address % ALIGNMENT == 0 for address in self.addresses)
-        sgd[(len(self.rows),)](self.table, self.decays, self.momentum, self.nesterov, aligned, CHUNK, BLOCK)
+        sgd_kernel[(len(self.rows),)](
+            table_ptr=self.table, decay_ptr=self.decays, MOMENTUM=self.momentum, NESTEROV=self.nesterov,
+            ALIGNED=aligned, CHUNK=CHUNK, BLOCK=BLOCK,
+        )  # fmt: skip
         for copy in self.copies:
             copy.grad = None
 
@@ -125,7 +133,7 @@ class FusedSgd:
 def gradient_of(copy: Tensor) -> Tensor:
     if copy.grad is None:
         raise ValueError(
-            f"a weight of shape {list(copy.shape)} has no part in the logits, so the step cannot be recorded with its "
+            f"a weight of shape {list(copy.shape)} has no part in the logits, so the step cannot be captured with its "
             "own SGD; type runtime.capture=false"
         )
     return copy.grad

@@ -10,8 +10,8 @@ WHERE = (
     *("checkpoints", "data.folder", "data.resident", "data.workers", "data.timeout_s"),
     *("runtime.device", "runtime.threads"),
 )
-# And with which kernels, which round differently too: a run may continue with others, and a table names them.
-WHERE_AND_HOW = (*WHERE, "runtime.compile", "runtime.capture")
+# And with which kernels, which round differently too: a run may continue with others.
+WHERE_AND_HOW = (*WHERE, "runtime.kernels", "runtime.winograd", "runtime.capture")
 _ABSENT = "(none)"
 
 

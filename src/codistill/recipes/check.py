@@ -75,7 +75,6 @@ def _switch_problems(recipe: "Recipe") -> Iterator[Contradiction]:
         message = f"padding=reflect cannot pad images of {side} pixels by {recipe.augment.pad}"
         yield Contradiction(("augment", "pad"), message, frozenset({"data", "augment"}))
     yield from _momentum_problems(recipe)
-    yield from _process_problems(recipe)
     every, all_every = recipe.evaluation.every_epochs, recipe.evaluation.all_every_epochs
     if all_every % every:
         message = f"{all_every} is not a multiple of evaluation.every_epochs={every}"
@@ -84,14 +83,23 @@ def _switch_problems(recipe: "Recipe") -> Iterator[Contradiction]:
     if recipe.checkpoints.best and not recipe.data.validation and recipe.data.name != "folder":
         message = "needs data.validation above 0: chosen by test images, the best would look better than it is"
         yield Contradiction(("checkpoints", "best"), message, frozenset({"checkpoints", "data"}))
-    if recipe.runtime.activation_checkpointing and recipe.runtime.compile:
-        message = "goes with compile=false: the compiler decides by itself what to compute twice"
+    yield from _kernel_problems(recipe)
+
+
+def _kernel_problems(recipe: "Recipe") -> Iterator[Contradiction]:
+    kernels = recipe.runtime.kernels
+    if recipe.runtime.winograd == "on" and kernels not in {"auto", "triton"}:
+        message = f"on needs runtime.kernels=triton, not {kernels}; or type runtime.winograd=auto"
+        yield Contradiction(("runtime", "winograd"), message, frozenset({"runtime"}))
+    if kernels not in {"inductor", "triton"}:
+        return
+    if recipe.runtime.activation_checkpointing:
+        message = f"recomputes layers with torch's kernels, not {kernels}; type runtime.kernels=torch"
         yield Contradiction(("runtime", "activation_checkpointing"), message, frozenset({"runtime"}))
-
-
-def _process_problems(recipe: "Recipe") -> Iterator[Contradiction]:
-    if recipe.processes.weights == "sharded" and recipe.runtime.compile:
-        message = "sharded goes with runtime.compile=false: torch puts a network together between its parts"
+    if recipe.processes.weights == "sharded":
+        message = (
+            f"sharded gathers weights between layers, for torch's kernels, not {kernels}; type runtime.kernels=torch"
+        )
         yield Contradiction(("processes", "weights"), message, frozenset({"processes", "runtime"}))
 
 

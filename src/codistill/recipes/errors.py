@@ -14,6 +14,16 @@ from codistill.errors import did_you_mean, unknown
 Path = tuple[str | int, ...]
 Model = type[BaseModel]
 
+REMOVED = {
+    "runtime.compile": "was removed: type runtime.kernels=torch for false, runtime.kernels=auto for true",
+    "sick": "was renamed: type on_nonfinite=skip, or rollback, freeze, stop",
+    "processes.predictions": "was removed: leave it out; networks learn from the other processes' current predictions",
+}
+"""Keys of earlier versions as they are typed, and what to type today."""
+CONVERT = "python tools/convert_results.py"
+"""The command that converts the files of a run of an earlier version; a path follows."""
+_OF_A_RUN = ("recipe.yaml", "result.json")
+
 # What fits a screen: problems, characters of a message, characters of a value.
 MAX_SHOWN, MAX_MESSAGE, MAX_VALUE = 12, 400, 60
 
@@ -54,11 +64,23 @@ class RecipeError(ValueError):
         super().__init__(self._text())
 
     def _text(self) -> str:
+        files = [file for file in _OF_A_RUN if self.source.partition(": ")[0].endswith(file)]
+        if files and any(one.path in REMOVED for one in self.problems):
+            folder = self.source.partition(": ")[0].removesuffix(files[0]).rstrip("/") or "."
+            return f"{self._list()}\n{written_by_an_earlier_version(folder)}"
+        return self._list()
+
+    def _list(self) -> str:
         if len(self.problems) == 1:
             return f"{self.source}: {self.problems[0]}"
         lines = [f"{self.source}: {len(self.problems)} problems", *(f"  {one}" for one in self.problems[:MAX_SHOWN])]
         hidden = len(self.problems) - MAX_SHOWN
         return "\n".join([*lines, f"  … and {hidden} more"] if hidden > 0 else lines)
+
+
+def written_by_an_earlier_version(path: str) -> str:
+    """The sentence for files of an earlier version: how to convert them."""
+    return f"An earlier version wrote this; convert it with `{CONVERT} {path}`, or train again with another --out"
 
 
 class Contradiction(NamedTuple):
@@ -192,6 +214,8 @@ def _missing(path: Path, model: Model, section: Model) -> str:
 
 def _unknown_key(path: Path, model: Model, section: Model) -> str:
     """Suggest a kind that has the key, a key of that name elsewhere (``optimizer.lr``), or one spelt alike."""
+    if removed := REMOVED.get(typed(path)):
+        return removed
     key = str(path[-1])
     kinds = by_kind(sections(model, str(path[0]))) if len(path) == 2 else {}
     owners = [kind for kind, other in kinds.items() if key in other.model_fields]

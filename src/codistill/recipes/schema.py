@@ -269,10 +269,17 @@ class Runtime(Settings):
     """How it is computed, not what: these may change the last bits and the speed, never the recipe."""
 
     device: Literal["auto", "cpu", "cuda", "mps"] = Field("auto", description="auto: a GPU if there is one")
-    precision: Literal["fp32", "tf32", "bf16"] = Field(
-        "fp32", description="bf16: float32 master weights; tf32: convolutions and matrix products, on CUDA"
+    precision: Literal["auto", "fp32", "tf32", "bf16"] = Field(
+        "auto", description="auto: bf16 (with float32 master weights) on an NVIDIA GPU since Ampere, fp32 elsewhere"
     )
-    compile: bool = Field(False, description="on CUDA: Triton kernels for built-in networks, torch.compile for others")
+    kernels: Literal["auto", "torch", "inductor", "triton"] = Field(
+        "auto",
+        description="triton: codistill's, for built-in networks; inductor: torch.compile; torch: neither; "
+        "auto: triton on an NVIDIA GPU since Ampere, torch elsewhere",
+    )
+    winograd: Literal["auto", "on", "off"] = Field(
+        "auto", description="Winograd convolutions of kernels=triton; auto: where timed faster than cuDNN's"
+    )
     capture: bool = Field(True, description="on CUDA, capture the step as one graph and replay it")
     deterministic: bool = Field(False, description="the same bits every time on a GPU too, at some cost")
     activation_checkpointing: bool = Field(False, description="recompute activations in the backward pass: less memory")
@@ -283,9 +290,6 @@ class Processes(Settings):
     """Settings that matter only with several processes."""
 
     sync_batchnorm: bool = Field(True, description="processes that share batches normalise over the whole batch")
-    predictions: Literal["fresh", "one_step_old"] = Field(
-        "fresh", description="one_step_old: other processes' predictions come from their weights of the last step"
-    )
     weights: Literal["replicated", "sharded"] = Field(
         "replicated", description="sharded: processes that share batches each hold a shard of every weight (FSDP2)"
     )
@@ -315,7 +319,7 @@ class Recipe(Settings):
     schedule: Annotated[Steps | Cosine | Constant, Field(discriminator="kind")]
     label_smoothing: Fraction = Field(0.0, description="share of the label spread over all classes")
     ema: Fraction = Field(0.0, description="decay of the weights' moving average, which then ships; 0: off")
-    sick: Literal["skip", "rollback", "freeze", "stop"] = Field(
+    on_nonfinite: Literal["skip", "rollback", "freeze", "stop"] = Field(
         "skip", description="what happens to a network after a non-finite update, which is always skipped"
     )
     evaluation: Evaluation = Evaluation()

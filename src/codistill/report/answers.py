@@ -27,6 +27,7 @@ from codistill.report.curves import ERROR
 from codistill.report.overview import Entry, Overview
 from codistill.report.read import SeenRun
 from codistill.runs.folder import RunFolder
+from codistill.runs.result import runtime_for_evaluation
 
 BATCH = 500
 PAIRS, IMAGES, SIDE = 8, 6, 64
@@ -87,7 +88,8 @@ class Answers:
 def answers(run: SeenRun, until: float) -> Answers:
     """Classify all test images with every classifier of a finished run, until ``until`` by time.monotonic."""
     data = _data(run)
-    runtime = run.recipe.runtime.model_copy(update={"device": "auto", "deterministic": False, "threads": None})
+    runtime = runtime_for_evaluation(run.recipe, run.environment)
+    runtime = runtime.model_copy(update={"deterministic": False, "threads": None})
     with prepared(runtime) as machine, torch.no_grad():
         on_device = OnDevice.of(data, machine.device, run.recipe.augment)
         try:

@@ -38,7 +38,7 @@ class SeenRun:
     elapsed_s: float | None = None
     peak_device_bytes: float | None = None
     computed: str = ""
-    """The execution path of the step, such as ``bf16, compiled``."""
+    """The execution path of the step, such as ``bf16, Triton kernels``."""
     updated_at: float | None = None
     """Time of the last write, in seconds since the epoch; None for a published result."""
     notes: tuple[str, ...] = ()

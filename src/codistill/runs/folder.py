@@ -9,7 +9,7 @@ from codistill.errors import RunError
 from codistill.recipes import parse
 from codistill.recipes.changes import WHERE_AND_HOW, difference, is_below, key_of
 from codistill.recipes.schema import Recipe
-from codistill.runs.files import LOCK_FILE, TEMPORARY, refuse_unless
+from codistill.runs.files import LOCK_FILE, TEMPORARY, read_json, refuse_unless
 
 MAX_BYTES = 256 * 2**20  # of result.json and data.json, which names every image that was skipped
 
@@ -76,13 +76,26 @@ class RunFolder:
 
     def changes_to(self, recipe: Recipe) -> list[str]:
         """Allowed differences (device, paths, kernels) between the stored recipe and this one; any other raises."""
-        changed = difference(parse.load(self.recipe), recipe)
-        if others := [line for line in changed if not is_below(key_of(line), WHERE_AND_HOW)]:
+        stored = parse.load(self.recipe)
+        changed = difference(stored, recipe)
+        may_differ = (*WHERE_AND_HOW, *(["runtime.precision"] if self._keeps_precision(stored, recipe) else []))
+        if others := [line for line in changed if not is_below(key_of(line), may_differ)]:
             lines = "\n  ".join(others)
             raise RunError(
                 f"{self.path} contains a run of another recipe:\n  {lines}\nRepeat its recipe, or choose another --out"
             )
         return changed
+
+    def _keeps_precision(self, stored: Recipe, recipe: Recipe) -> bool:
+        """Whether one recipe says ``auto`` and the other may name what that was; ``Run`` compares what it is now."""
+        asked = recipe.runtime.precision
+        return asked == "auto" or (stored.runtime.precision == "auto" and asked == self.precision())
+
+    def precision(self) -> str | None:
+        """The precision that the run began in; None if it is not recorded yet."""
+        environment = read_json(self.environment) if self.environment.is_file() else {}
+        asked = parse.load(self.recipe).runtime.precision
+        return environment.get("precision") or (None if asked == "auto" else asked)
 
     def refuse_if_foreign(self) -> None:
         """Raise unless the folder is new, empty, or a run's: other files are never touched."""

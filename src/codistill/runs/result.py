@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from codistill.errors import RunError
-from codistill.recipes.schema import Recipe
+from codistill.recipes.errors import written_by_an_earlier_version
+from codistill.recipes.schema import Recipe, Runtime
 from codistill.runs.files import read_json
 from codistill.runs.folder import MAX_BYTES, RunFolder
 
-RESULT_FORMAT = 1
+RESULT_FORMAT = 2
+"""Raised when the recipe inside changes its keys; tools/convert_results.py converts results of earlier formats."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,15 @@ class Result:
     def device(self) -> str:
         return device_name(self.recipe, self.environment)
 
+    @property
+    def trained(self) -> Recipe:
+        """The recipe with the precision that the run was computed in, where the recipe left it to the machine."""
+        return self.recipe.replace(runtime={**self.recipe.runtime.model_dump(), "precision": self.precision})
+
+    @property
+    def precision(self) -> str:
+        return precision_of(self.recipe, self.environment)
+
     def mean_error(self, networks: Iterable[str]) -> float:
         errors = [self.errors[name]["top1_error"] for name in networks]
         return sum(errors) / len(errors)
@@ -43,6 +54,18 @@ def device_name(recipe: Recipe, environment: Mapping[str, Any]) -> str:
     accelerators = environment.get("accelerators") or []
     on_cpu = recipe.runtime.device == "cpu" or not accelerators
     return str(environment.get("cpu") or "an unknown CPU") if on_cpu else str(accelerators[0])
+
+
+def precision_of(recipe: Recipe, environment: Mapping[str, Any]) -> str:
+    """The precision of a run: the recipe's, or the one that ``auto`` was when the run began."""
+    asked = recipe.runtime.precision
+    return str(environment.get("precision", asked)) if asked == "auto" else asked
+
+
+def runtime_for_evaluation(recipe: Recipe, environment: Mapping[str, Any]) -> Runtime:
+    """The settings to evaluate a finished run with on any device: its own precision, and torch's kernels."""
+    here = {"device": "auto", "kernels": "torch", "winograd": "auto"}
+    return recipe.runtime.model_copy(update={**here, "precision": precision_of(recipe, environment)})
 
 
 def read_finished(folder: RunFolder) -> dict[str, Any]:
@@ -65,6 +88,9 @@ def read_result(path: Path, *, follow_links: bool = False) -> Result:
 def read_result_content(path: Path, *, follow_links: bool = False) -> dict[str, Any]:
     """Read a result.json as it is; only its format is checked."""
     content = read_json(path, MAX_BYTES, follow_links=follow_links)
+    if isinstance(content, dict) and content.get("format") in range(1, RESULT_FORMAT) and "recipe" in content:
+        run = path.parent if path.name == RunFolder(path.parent).result.name else path
+        raise RunError(f"{path} has format {content['format']}. {written_by_an_earlier_version(str(run))}")
     if not isinstance(content, dict) or content.get("format") != RESULT_FORMAT:
         raise RunError(f"{path} is not a run's result in the format that this version reads ({RESULT_FORMAT})")
     return content

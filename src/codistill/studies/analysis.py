@@ -20,8 +20,12 @@ from codistill.studies.tables import Cell, Table
 # Below this fraction of the paper's length the methods do not differ reliably: they are regularisers.
 CONCLUSIVE_SCALE = 0.5
 METRICS = {"top1_error": "top-1", "top5_error": "top-5"}
-# What a study sets itself, and where a run is computed; any other difference from its recipe is a deviation.
-NO_DEVIATION = ("name", "seed", "start", *WHERE)
+# What a study sets itself, where a run is computed, and by which kernels; any other difference from its recipe is a
+# deviation.
+NO_DEVIATION = ("name", "seed", "start", *WHERE, "runtime.kernels", "runtime.winograd")
+
+CHOSEN = "runtime.precision: auto → "
+"""Begins a difference that is not a deviation: the machine chooses the precision, and a note names it."""
 
 # With a deviation in one of these, the paper's number is not comparable.
 INCOMPARABLE = ("networks", "method", "heads", "data.name", "data.wrong_labels", "data.train_limit")
@@ -97,7 +101,7 @@ def build_tables(
 
 def deviations(row: StudyRow, result: Result) -> list[str]:
     """How the run's recipe differs from the study's, as ``key: study's → run's``."""
-    return training_differences(row.resolve(), result.recipe)
+    return training_differences(row.resolve(), result.trained)
 
 
 def training_differences(first: Recipe, second: Recipe) -> list[str]:
@@ -250,7 +254,8 @@ def _missing_notes(study: Study, found: Results, seeds: Sequence[int], command: 
 def _deviation_notes(study: Study, found: Results) -> Iterator[str]:
     rows_by_line: dict[str, list[StudyRow]] = {}
     for row in study.rows:
-        for line in dict.fromkeys(line for run in found[row.key].values() for line in deviations(row, run)):
+        lines = (line for run in found[row.key].values() for line in deviations(row, run))
+        for line in dict.fromkeys(line for line in lines if not line.startswith(CHOSEN)):
             rows_by_line.setdefault(line, []).append(row)
     with_runs = [row for row in study.rows if found[row.key]]
     for line, rows in rows_by_line.items():
@@ -262,10 +267,12 @@ def _machine_notes(found: Results) -> Iterator[str]:
     runs = [run for by_seed in found.values() for run in by_seed.values()]
     commits = sorted({_commit(run) for run in runs})
     devices = sorted({run.device for run in runs})
+    precisions = sorted({run.precision for run in runs} - {"auto"})
     if runs:
         torch = sorted({f"torch {run.environment.get('torch')}" for run in runs})
-        yield f"Ran on {', '.join(devices)}; {', '.join(torch)}; commit {', '.join(commits)}."
-    for what, several in {"machines": devices, "commits": commits}.items():
+        in_precision = f" in {', '.join(precisions)}" if precisions else ""
+        yield f"Ran on {', '.join(devices)}{in_precision}; {', '.join(torch)}; commit {', '.join(commits)}."
+    for what, several in {"machines": devices, "precisions": precisions, "commits": commits}.items():
         if len(several) > 1:
             yield f"Warning: these runs are of {len(several)} different {what}."
 
@@ -289,7 +296,7 @@ def _runs(study: Study, found: Results) -> Iterator[dict[str, Any]]:
             yield {
                 "row": row.key,
                 "seed": seed,
-                "run": run_name(run.recipe),
+                "run": run_name(run.trained),
                 "networks": {name: dict(metrics) for name, metrics in run.errors.items()},
                 "scale": run.scale,
                 "commit": run.environment.get("commit"),

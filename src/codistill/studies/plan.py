@@ -128,12 +128,19 @@ def run_name(recipe: Recipe) -> str:
 def _digest(recipe: Recipe) -> str:
     """Hash of the recipe without its name, checkpoint settings, threads and the paths of known data sets.
 
-    Defaults are left out, so that runs keep their names when a later version adds a key.
+    Defaults are left out, and keys have the names and defaults of the first version, so that runs keep their names
+    when a later version adds or renames a key.
     """
     values = recipe.model_dump(mode="json", exclude_defaults=True, exclude={"name", "checkpoints"})
     for section in ("optimizer", "schedule"):
         values[section]["kind"] = getattr(recipe, section).kind  # a default of its class, but it tells classes apart
-    values.get("runtime", {}).pop("threads", None)
+    runtime = values.get("runtime", {})
+    for key in ("threads", "winograd", *(["precision"] if recipe.runtime.precision == "fp32" else [])):
+        runtime.pop(key, None)
+    if runtime.pop("kernels", "torch") != "torch":
+        runtime["compile"] = True
+    if "on_nonfinite" in values:
+        values["sick"] = values.pop("on_nonfinite")
     if recipe.data.name != "folder":
         values["data"].pop("folder", None)
     if recipe.start:
@@ -155,12 +162,13 @@ def _check_folder(run: PlannedRun) -> None:
     try:
         RunFolder(run.folder).refuse_irregular()
         stored = [parse.load(RunFolder(run.folder).recipe)] if run.has_begun else []
-        stored += [read_result(run.result_file).recipe] if run.is_finished else []
+        stored += [read_result(run.result_file).trained] if run.is_finished else []
     except ValueError as error:
         raise ValueError(f"{error}\nMove {run.folder} away to train it again, or choose another --out") from error
     for recipe in stored:
         same_start = ("start",) if start_names(recipe.start) == start_names(run.recipe.start) else ()
-        may_differ = ("name", *same_start, *WHERE_AND_HOW)
+        by_machine = ("runtime.precision",) if run.recipe.runtime.precision == "auto" else ()
+        may_differ = ("name", *same_start, *by_machine, *WHERE_AND_HOW)
         if lines := [line for line in difference(recipe, run.recipe) if not is_below(key_of(line), may_differ)]:
             changed = "\n  ".join(lines)
             raise ValueError(

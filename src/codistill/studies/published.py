@@ -42,7 +42,7 @@ def publish(run_folder: Path, results: Path) -> Path:
     source = RunFolder(run_folder).result
     if not source.exists():
         raise ValueError(f"{run_folder} has no {source.name}, so it is not finished; continue it, then publish it")
-    name = run_name(read_result(source).recipe)
+    name = run_name(read_result(source).trained)
     content = _without_paths(read_result_content(source))
     written = _text(content)
     if len(written) > MAX_PUBLISHED_BYTES:
@@ -136,7 +136,7 @@ def _most_complete(study: Study, published: Iterable[Result]) -> Results | None:
     by_setting: dict[Setting, dict[str, dict[int, Result]]] = {}
     for result in (result for result in published if result.recipe.seed >= study.first_seed):
         for row in study.rows:
-            if (setting := setting_of(row, result.recipe)) is not None:
+            if (setting := setting_of(row, result.trained)) is not None:
                 by_setting.setdefault(setting, {}).setdefault(row.key, {})[result.recipe.seed] = result
     best = max(by_setting.values(), key=lambda found: (len(found), sum(map(len, found.values()))), default={})
     return best if len(best) >= 2 else None

@@ -75,15 +75,15 @@ class Objective(nn.Module):
         self.register_buffer("weights", weights.float(), persistent=False)
         self.register_buffer("weights_rest", (weights - weights.float()).float(), persistent=False)
 
-    def forward(self, logits: Mapping[str, Tensor], labels: Tensor, trusted_M: Tensor | None = None) -> Loss:
-        """``trusted_M`` is bool, in the order of ``classifiers``; those with False neither teach nor learn."""
+    def forward(self, logits: Mapping[str, Tensor], labels: Tensor, finite_M: Tensor | None = None) -> Loss:
+        """``finite_M`` is bool, in the order of ``classifiers``; those with False neither teach nor learn."""
         used = self._used(logits)
         _check_labels(labels, used[0])
         with _without_autocast(used[0].device.type):
             logits_MBC = self._stack(used)
-            if trusted_M is not None:
+            if finite_M is not None:
                 # Replace logits that may be NaN: a weight of 0 would remove NaN neither here nor in the backward pass.
-                logits_MBC = torch.where(trusted_M[:, None, None], logits_MBC, 0.0)
+                logits_MBC = torch.where(finite_M[:, None, None], logits_MBC, 0.0)
             log_probs_MBC = F.log_softmax(logits_MBC, dim=-1)
             from_labels_M = _cross_entropies(log_probs_MBC, labels)
             if self.graph.transfers:
@@ -93,7 +93,7 @@ class Objective(nn.Module):
             else:
                 divergences_MM = logits_MBC.new_zeros(len(used), len(used))
             weights_E = self._weights(logits_MBC)
-            counted_E = self._counted(weights_E, trusted_M)
+            counted_E = self._counted(weights_E, finite_M)
             weights_E = weights_E * counted_E
             values_E = weights_E * self._edges(from_labels_M, divergences_MM)
         return Loss(values_E.sum(), values_E, weights_E, self.names, counted_E)
@@ -119,10 +119,10 @@ class Objective(nn.Module):
         matrix = torch.cat([from_labels_M[:, None], from_sources_MM], dim=1)
         return matrix.flatten().index_select(0, self.positions.to(matrix.device))
 
-    def _counted(self, weights_E: Tensor, trusted_M: Tensor | None) -> Tensor:
-        if trusted_M is None:
+    def _counted(self, weights_E: Tensor, finite_M: Tensor | None) -> Tensor:
+        if finite_M is None:
             return torch.ones_like(weights_E, dtype=torch.bool)
-        return trusted_M[self.learners.to(trusted_M.device)] & trusted_M[self.sources.to(trusted_M.device)]
+        return finite_M[self.learners.to(finite_M.device)] & finite_M[self.sources.to(finite_M.device)]
 
     def _weights(self, like: Tensor) -> Tensor:
         return self.weights.to(like.device, like.dtype) + self.weights_rest.to(like.device, like.dtype)

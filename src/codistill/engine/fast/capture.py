@@ -5,21 +5,21 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from codistill.data.batches import Draws
-from codistill.engine.fast.sections import Fork
-from codistill.engine.fast.shadow import Lowered
-from codistill.engine.parts import PARTS, Functions, FunctionsBySize, PlainWay, parts
+from codistill.engine.fast.shadow import ShadowWeights
 from codistill.engine.runtime import without_trials
 from codistill.engine.schedule import StepContext
 from codistill.engine.state import Training
+from codistill.engine.step import PlainExecutor, Program, Programs, step
 from codistill.log import log
-from codistill.ops.dispatch import Apart, weights_apart
+from codistill.networks.backbone import Fork
+from codistill.ops.dispatch import may_use_winograd, use_kernels
+from codistill.ops.wgrad_stream import WeightGradientStreams, defer_weight_gradients
 from codistill.recipes.schema import Sgd
 
 if TYPE_CHECKING:
@@ -33,107 +33,130 @@ TIMED_REPLAYS = 5
 SPARE = 32
 """Keep the backup of the state on the GPU if free memory exceeds this many times its size."""
 
-Beside = Literal["weights", "heads", "networks", "nothing"]
-"""What overlaps on side streams: networks, heads and weight gradients, or less of that."""
-BESIDE: tuple[Beside, ...] = get_args(Beside)
-WORDS: dict[Beside, str] = {
-    "weights": "networks, heads and weight gradients side by side",
-    "heads": "networks and heads side by side",
-    "networks": "networks side by side",
-    "nothing": "one network after the other",
-}
+Overlap = Literal["weight gradients", "heads", "networks", "nothing"]
+"""What runs on side streams: networks, heads and weight gradients, or less of that."""
+OVERLAPS: tuple[Overlap, ...] = get_args(Overlap)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to run the step; the fastest is found by timing."""
+
+    overlap: Overlap
+    winograd: bool = False
+
+    def __str__(self) -> str:
+        words = {
+            "weight gradients": "networks, heads and weight gradients overlap",
+            "heads": "networks and heads overlap",
+            "networks": "networks overlap",
+            "nothing": "nothing overlaps",
+        }
+        return words[self.overlap] + (", Winograd" if self.winograd else "")
 
 
 class CapturedStep:
     """Captures one graph per batch size: the recipe's, autotuned, and that of an epoch's short last batch.
 
-    Dropout is seeded per step, not per network as in the plain step: a recorded graph has one source of random numbers.
+    Dropout is seeded per step, not per network as in the plain step: a captured graph has one source of random numbers.
     """
 
     def __init__(self, training: Training, path: str) -> None:
         self.training, self.path = training, path
-        self.lowered = Lowered(training.cohort) if training.machine.precision == "bf16" else None
-        self.functions = FunctionsBySize(training, self.lowered.cohort if self.lowered else training.cohort)
-        self.recordings: dict[int, Recording] = {}
+        self.shadow = ShadowWeights(training.cohort) if training.machine.precision == "bf16" else None
+        self.programs = Programs(training, self.shadow.cohort if self.shadow else training.cohort)
+        self.graphs: dict[int, Graph] = {}
         self.streams = Streams()
         self.is_warm = False
-        self.memory = torch.cuda.graph_pool_handle()
+        self.pool = torch.cuda.graph_pool_handle()
         """The memory pool of all kept graphs: nothing of a step outlives it, and they never run at once."""
 
-    def __call__(self, draws: Draws, turn: StepContext) -> None:
-        size = len(draws.indices)
-        if size not in self.recordings:
-            is_full = size == self.functions.full_size
-            self.recordings[size] = self.fastest(draws, turn) if is_full else self.soonest(draws, turn)
-        recording = self.recordings[size]
-        recording.inputs.copy_(draws)
-        if self.lowered:
-            self.lowered.refresh_if_changed()
-        torch.cuda.manual_seed(turn.seed)
-        recording.graph.replay()
+    def __call__(self, batch: Draws, at: StepContext) -> None:
+        size = len(batch.indices)
+        if size not in self.graphs:
+            is_full = size == self.programs.full_size
+            self.graphs[size] = self.capture_tuned(batch, at) if is_full else self.capture_untuned(batch, at)
+        graph = self.graphs[size]
+        graph.batch.copy_(batch)
+        if self.shadow:
+            self.shadow.refresh_if_changed()
+        torch.cuda.manual_seed(at.seed)
+        graph.graph.replay()
 
-    def fastest(self, draws: Draws, turn: StepContext) -> "Recording":
-        """Captures with the fastest overlap level; in long trainings cuDNN tries its algorithms first.
+    def capture_tuned(self, batch: Draws, at: StepContext) -> "Graph":
+        """Captures the fastest variant; in long trainings cuDNN times its algorithms first.
 
-        Recorded only when the training is put back: its copy takes memory.
+        The graph is recorded after the state is restored: the copy of the state takes memory.
         """
         is_long = self.training.is_long
-        log.info("cuDNN %s convolutions", "tries all of its algorithms for" if is_long else "guesses how to compute")
+        log.info("cuDNN %s its convolution algorithms", "times" if is_long else "chooses by its heuristics")
         with nullcontext() if is_long else without_trials():
-            with self.put_back():
-                rehearsed = self.rehearse(draws, turn, self.best_beside(draws, turn))
-            if not self.recordings:  # what was tried and dropped is not what training needs
+            with self.restored_state():
+                warm = self.warm_up(batch, at, self.fastest_variant(batch, at))
+            if not self.graphs:  # the memory of variants that were tried and dropped is not what training needs
                 torch.cuda.reset_peak_memory_stats()
-            return rehearsed.recorded(self.memory)
+            return warm.capture(self.pool)
 
-    def best_beside(self, draws: Draws, turn: StepContext) -> Beside:
-        """Times each overlap level and returns the fastest. Runs real steps; callers must restore the state.
-
-        The kernels of small networks gain by overlapping, those of large ones get in each other's way.
-        """
-        seconds: dict[Beside, float] = {}
-        for beside in BESIDE:
-            what = f"batches of {len(draws.indices)}, {WORDS[beside]}"
-            here = torch.cuda.current_stream()
-            try:
-                seconds[beside] = self.record(draws, turn, beside).seconds()
-            except RuntimeError as error:
-                if not lacks_memory(error):
-                    raise
-                torch.cuda.set_stream(here)
-                log.info("%s: not enough memory", what)
-            else:
-                log.info("%s: %.2f ms a step", what, 1e3 * seconds[beside])
-        return min(seconds, key=seconds.__getitem__, default=BESIDE[-1])
-
-    def soonest(self, draws: Draws, turn: StepContext) -> "Recording":
+    def capture_untuned(self, batch: Draws, at: StepContext) -> "Graph":
         """Captures without tuning: the short last batch runs once an epoch."""
         with without_trials():
-            with self.put_back():
-                rehearsed = self.rehearse(draws, turn, "networks")
-            return rehearsed.recorded(self.memory)
+            with self.restored_state():
+                warm = self.warm_up(batch, at, Variant("networks"))
+            return warm.capture(self.pool)
 
-    def record(self, draws: Draws, turn: StepContext, beside: Beside, *, until: str = PARTS[-1]) -> "Recording":
-        """Captures with a memory pool of its own, freed with the graph. The warm-up runs real steps."""
-        return self.rehearse(draws, turn, beside, until=until).recorded()
+    def fastest_variant(self, batch: Draws, at: StepContext) -> Variant:
+        """Times the overlaps, then cuDNN instead of Winograd, and returns the fastest.
 
-    def rehearse(self, draws: Draws, turn: StepContext, beside: Beside, *, until: str = PARTS[-1]) -> "Rehearsed":
-        """Runs the step, or its beginning up to the end of a part, as a warm-up. Callers must restore the state."""
-        functions = self.functions.for_batch_of(len(draws.indices))
-        way = SideBySide(self.training, functions, self.lowered, beside, self.streams)
-        step = Rehearsed(self.training, way, draws.clone(), turn, until)
+        The kernels of small networks gain by overlapping, those of large ones get in each other's way. Runs real steps;
+        callers must restore the state.
+        """
+        winograd = self.training.machine.winograd
+        has_choice = self.programs.full.has_kernels and any(map(may_use_winograd, self.training.cohort.modules()))
+        starts_with = has_choice and winograd != "off"
+        seconds: dict[Variant, float] = {}
+        for overlap in OVERLAPS:
+            self._time(Variant(overlap, starts_with), batch, at, seconds)
+        if starts_with and winograd == "auto" and seconds:
+            self._time(Variant(min(seconds, key=seconds.__getitem__).overlap), batch, at, seconds)
+        return min(seconds, key=seconds.__getitem__, default=Variant(OVERLAPS[-1], starts_with))
+
+    def _time(self, variant: Variant, batch: Draws, at: StepContext, seconds: dict[Variant, float]) -> None:
+        """Adds the variant's seconds for a step, unless it needs too much memory."""
+        here = torch.cuda.current_stream()
+        try:
+            seconds[variant] = self.warm_up(batch, at, variant).capture().seconds()
+        except RuntimeError as error:
+            if not lacks_memory(error):
+                raise
+            torch.cuda.set_stream(here)
+            log.info("batches of %d, %s: not enough memory", len(batch.indices), variant)
+        else:
+            log.info("batches of %d, %s: %.2f ms a step", len(batch.indices), variant, 1e3 * seconds[variant])
+
+    def has_winograd(self, batch: Draws) -> bool:
+        """Whether the captured graph for such a batch uses Winograd convolutions."""
+        graph = self.graphs.get(len(batch.indices))
+        return graph is not None and graph.executor.variant.winograd
+
+    def executor(self, batch: Draws, variant: Variant) -> "OverlappedExecutor":
+        program = self.programs.for_batch_of(len(batch.indices))
+        return OverlappedExecutor(self.training, program, self.shadow, variant, self.streams)
+
+    def warm_up(self, batch: Draws, at: StepContext, variant: Variant) -> "WarmStep":
+        """Runs the step a few times before it is captured. Callers must restore the state."""
+        warm = WarmStep(self.training, self.executor(batch, variant), batch.clone(), at)
         stream = self.streams.trunk
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*capturable=True.*")  # these steps are not captured yet
             for _ in range(1 if self.is_warm else WARM_UP_STEPS):
-                step.run()
+                warm.run()
         torch.cuda.current_stream().wait_stream(stream)
         self.is_warm = True
-        return step
+        return warm
 
     @contextmanager
-    def put_back(self) -> Iterator[None]:
+    def restored_state(self) -> Iterator[None]:
         """Restores all training state on exit."""
         tensors = self.training.tensors()
         free, _ = torch.cuda.mem_get_info()
@@ -142,92 +165,94 @@ class CapturedStep:
         before = {name: tensor.to(where, copy=True) for name, tensor in tensors.items()}
         yield
         self.training.restore(before)
-        if self.lowered:
-            self.lowered.refresh()
+        if self.shadow:
+            self.shadow.refresh()
 
 
-class SideBySide(PlainWay):
-    """Networks, and their heads, on CUDA streams of their own: once recorded, their kernels overlap.
+class OverlappedExecutor(PlainExecutor):
+    """Runs networks, heads and weight gradients on CUDA streams of their own: once captured, their kernels overlap.
 
-    In bfloat16 the networks are those of a lowered cohort, whose weights the update writes too where it is SGD.
+    In bfloat16 it runs the shadow weights' networks; an SGD update writes both kinds of weights in one kernel.
     """
 
     def __init__(
-        self, training: Training, functions: Functions, lowered: Lowered | None, beside: Beside, streams: "Streams"
+        self,
+        training: Training,
+        program: Program,
+        shadow: ShadowWeights | None,
+        variant: Variant,
+        streams: "Streams",
     ) -> None:
-        super().__init__(training, functions)
-        self.lowered, self.beside, self.streams = lowered, beside, streams
-        self.cohort = lowered.cohort if lowered else training.cohort
-        self.apart = Apart() if beside == "weights" else None
-        self.fused = fused_sgd(lowered, training) if lowered else None
+        super().__init__(training, program, shadow.cohort if shadow else training.cohort)
+        self.shadow, self.variant, self.streams = shadow, variant, streams
+        self.weight_gradients = WeightGradientStreams() if variant.overlap == "weight gradients" else None
+        self.fused = fused_sgd(shadow, training) if shadow else None
 
-    def forward(self, images: Tensor, turn: StepContext) -> Mapping[str, Tensor]:
-        if self.lowered and not self.fused:
-            self.lowered.refresh()
+    def forward(self, images: Tensor, at: StepContext) -> Mapping[str, Tensor]:
+        if self.shadow and not self.fused:
+            self.shadow.refresh()
+        overlap, streams = self.variant.overlap, self.streams
+        fork: Fork = nullcontext if overlap == "nothing" else streams.fork
+        fork_head: Fork = streams.fork if overlap in ("weight gradients", "heads") else nullcontext
+        kernels = use_kernels(winograd=self.variant.winograd) if self.program.has_kernels else nullcontext()
         logits: dict[str, Tensor] = {}
-        with self.streams as streams, weights_apart(self.apart):
-            fork: Fork = nullcontext if self.beside == "nothing" else streams.fork
-            fork_head: Fork = streams.fork if self.beside in ("weights", "heads") else nullcontext
-            for name, network in self.functions.networks.items():
+        with streams, kernels, defer_weight_gradients(self.weight_gradients):
+            for name, network in self.program.networks.items():
                 with fork():
-                    logits |= {f"{name}/{exit}": x for exit, x in network(images, fork_head).items()}
+                    logits |= {f"{name}/{exit_name}": x for exit_name, x in network(images, fork_head).items()}
         return logits
 
-    def backward(self, total: Tensor) -> None:
-        super().backward(total)
-        if self.apart:
-            self.apart.join()
+    def gradients(self) -> dict[str, list[Tensor]]:
+        if self.weight_gradients:
+            self.weight_gradients.join()
+        return super().gradients()
 
     def update(self) -> None:
         if self.fused:
             self.fused.update()
-        elif self.lowered:
-            self.lowered.hand_over_gradients()
+        elif self.shadow:
+            self.shadow.move_gradients_to_master()
         super().update()
 
-    def finish_recording(self) -> None:
+    def finish_capture(self) -> None:
         if self.fused and self.fused.addresses:
             self.fused.recorded()
 
 
 @dataclass(frozen=True)
-class Rehearsed:
-    """A warmed-up step, ready to be captured."""
+class WarmStep:
+    """A step that has run, ready to be captured."""
 
     training: Training
-    way: SideBySide
-    inputs: Draws
-    turn: StepContext
-    until: str
-    """The part with which it ends."""
+    executor: OverlappedExecutor
+    batch: Draws
+    at: StepContext
 
     def run(self) -> None:
-        for part in parts(self.training, self.way, self.inputs, self.turn):
-            if part == self.until:
-                break
-        for cohort in (self.training.cohort, self.way.cohort):
+        step(self.training, self.executor, self.batch, self.at)
+        for cohort in (self.training.cohort, self.executor.cohort):
             cohort.zero_grad(set_to_none=True)
 
-    def recorded(self, memory: "_POOL_HANDLE | None" = None) -> "Recording":
-        """In ``memory`` that recordings share, or in its own."""
+    def capture(self, pool: "_POOL_HANDLE | None" = None) -> "Graph":
+        """Captures the step, in a memory ``pool`` that graphs share or in its own, which is freed with the graph."""
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=memory, stream=self.way.streams.trunk):
+        with torch.cuda.graph(graph, pool=pool, stream=self.executor.streams.trunk):
             self.run()
-        self.way.finish_recording()
-        return Recording(graph, self.inputs, self.way)
+        self.executor.finish_capture()
+        return Graph(graph, self.batch, self.executor)
 
 
 @dataclass(frozen=True)
-class Recording:
+class Graph:
     graph: torch.cuda.CUDAGraph
-    inputs: Draws
-    """Where the graph reads its batch."""
-    way: SideBySide
-    """Whose memory the graph uses: it must live as long."""
+    batch: Draws
+    """The memory from which the graph reads its batch."""
+    executor: OverlappedExecutor
+    """Owns memory that the graph uses, so it must live as long."""
 
     def seconds(self) -> float:
-        """Seconds of a replay, the best of a few."""
+        """The fastest of a few replays."""
         seconds = []
         for _ in range(TIMED_REPLAYS):
             torch.cuda.synchronize()
@@ -243,14 +268,14 @@ def lacks_memory(error: BaseException | None) -> bool:
     return error is not None and (isinstance(error, torch.OutOfMemoryError) or lacks_memory(error.__context__))
 
 
-def fused_sgd(lowered: Lowered, training: Training) -> "FusedSgd | None":
+def fused_sgd(shadow: ShadowWeights, training: Training) -> "FusedSgd | None":
     settings = training.recipe.optimizer
-    if not isinstance(settings, Sgd) or not settings.momentum or not find_spec("triton"):
+    if training.machine.kernels != "triton" or not isinstance(settings, Sgd) or not settings.momentum:
         return None
     from codistill.ops.sgd import FusedSgd
 
     factors = {name: training.health.factor(name) for name in training.optimizers}
-    return FusedSgd(lowered.weights, lowered.copies, training.optimizers, factors)
+    return FusedSgd(shadow.master, shadow.shadow, training.optimizers, factors)
 
 
 class Streams:

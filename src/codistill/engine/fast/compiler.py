@@ -1,18 +1,22 @@
-"""torch.compile as this engine uses it: whole graphs, a lasting cache, and plain words when it refuses."""
+"""torch.compile as this engine uses it: in sections between exits, whole graphs, and a cache that lasts."""
 
 import os
-from collections.abc import Callable
-from contextlib import ExitStack
-from typing import ParamSpec, TypeVar
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, nullcontext
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from platformdirs import user_cache_path
+from torch import Tensor, nn
+
+from codistill.cohort import Member
+from codistill.networks.backbone import Backbone
 
 Inputs = ParamSpec("Inputs")
 Output = TypeVar("Output")
 
-KINDS_OF_BLOCK = 256
-"""torch.compile's limit of variants of one block; torch's own limit of 8 guards against accidental recompilation."""
+RECOMPILE_LIMIT = 256
+"""torch.compile's limit of variants of one function; all sections share nn.Sequential's, and torch's own limit is 8."""
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 _undo = ExitStack()
@@ -26,7 +30,7 @@ def prepare_compiler() -> None:
     os.environ.setdefault(CACHE, str(user_cache_path("codistill") / "compiled"))
     config = torch._dynamo.config
     _undo.callback(setattr, config, "recompile_limit", config.recompile_limit)
-    config.recompile_limit = KINDS_OF_BLOCK
+    config.recompile_limit = RECOMPILE_LIMIT
 
 
 def restore_limit() -> None:
@@ -34,9 +38,9 @@ def restore_limit() -> None:
     _undo.close()
 
 
-def compiled_whole(function: Callable[Inputs, Output]) -> Callable[Inputs, Output]:
-    """A function or module as one graph; whatever keeps it from being one is an error, never a silently slower step."""
-    from torch._dynamo.exc import TorchDynamoException  # takes a second: not for who compiles nothing
+def compile_function(function: Callable[Inputs, Output]) -> Callable[Inputs, Output]:
+    """Compile a function or module as one graph; what keeps it from being one is an error, not a slower step."""
+    from torch._dynamo.exc import TorchDynamoException  # takes a second to import
 
     run = torch.compile(function, fullgraph=True, dynamic=False)
 
@@ -46,6 +50,37 @@ def compiled_whole(function: Callable[Inputs, Output]) -> Callable[Inputs, Outpu
         except TorchDynamoException as error:
             what = getattr(function, "__name__", type(function).__name__)
             reason = str(error).strip().splitlines()[0]
-            raise ValueError(f"torch.compile refuses {what}: {reason}; set runtime.compile=false") from error
+            raise ValueError(f"torch.compile refuses {what}: {reason}; set runtime.kernels=torch") from error
 
     return compiled
+
+
+class CompiledSection(nn.Module):
+    """A part of a network, compiled; shares its parameters."""
+
+    def __init__(self, *parts: nn.Module) -> None:
+        super().__init__()
+        self.run = compile_function(parts[0] if len(parts) == 1 else nn.Sequential(*parts))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.run(x)
+
+
+def compile_network(member: Member) -> Callable[..., Mapping[str, Tensor]]:
+    """The same network with its heads, where the sections between its exits are compiled one by one.
+
+    So a head can still overlap with what follows its exit. A network that only runs as a whole is compiled as a whole.
+    """
+    backbone = member.backbone
+    if not backbone.stages:
+        whole = compile_function(member)
+        return lambda images, fork=nullcontext: whole(images)
+    stages: dict[str, nn.Module] = {}
+    section: list[nn.Module] = []
+    for name, stage in backbone.stages.items():
+        section.append(stage)
+        if name in member.heads:
+            stages[name], section = CompiledSection(*section), []
+    classifier = CompiledSection(*section, backbone.classifier)
+    heads = {name: CompiledSection(head) for name, head in member.heads.items()}
+    return Member(Backbone(stages, classifier, backbone.exits), heads)

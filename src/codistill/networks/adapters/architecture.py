@@ -1,7 +1,7 @@
 """Third-party networks as architectures and backbones: from a library by name, or a module of the user's own."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from codistill.errors import did_you_mean, install_hint, unknown
 from codistill.networks.adapters.exits import Stages, Survey, channels, find_stages, stride, survey
 from codistill.networks.adapters.head_design import HeadDesign, design_head, reinitialise
 from codistill.networks.adapters.naming import SIZES, c_numbers
-from codistill.networks.backbone import Architecture, Backbone, Exit, run_recomputed, wrong_size
+from codistill.networks.backbone import Architecture, Backbone, Exit, ignore, run_recomputed, wrong_size
 from codistill.networks.heads import HEAD_KINDS
 
 TORCHVISION_SIZE = 224  # nearly all of torchvision's networks are made for it
@@ -89,11 +89,15 @@ class AdaptedBackbone(Backbone):
         logits: Tensor = self.classifier(images_BCHW)
         return logits
 
-    def features(self, images_BCHW: Tensor) -> dict[str, Tensor]:
+    def features(self, images_BCHW: Tensor, on_exit: Callable[[str], None] = ignore) -> dict[str, Tensor]:
         self._check_size(images_BCHW)
         if self.recomputes and self.training:
-            return run_recomputed(self._tapped, images_BCHW, self.classifier)
-        return self._tapped(images_BCHW)
+            features = run_recomputed(self._tapped, images_BCHW, self.classifier)
+        else:
+            features = self._tapped(images_BCHW)
+        for exit_name in self.taps:
+            on_exit(exit_name)
+        return features
 
     def release(self) -> nn.Module:
         for handle in self.handles:

@@ -9,6 +9,7 @@ from codistill.recipes import get, parse
 from codistill.recipes.schema import Recipe
 from codistill.report.overview import Overview, read_overview
 from codistill.runs.files import to_json
+from codistill.runs.result import RESULT_FORMAT
 from codistill.studies import catalogue
 
 ENVIRONMENT = {
@@ -85,7 +86,7 @@ def result(recipe: Recipe) -> dict[str, Any]:
             "best_epoch": {"epoch": at, "top1_error": best},
         }
     return {
-        "format": 1,
+        "format": RESULT_FORMAT,
         "recipe": recipe.model_dump(mode="json"),
         "scale": recipe.length.scale,
         "networks": networks,

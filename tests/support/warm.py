@@ -4,13 +4,16 @@ Importing torch takes longer than training a toy. The study starts a process as 
 and its output to the server, and exits with the training's code.
 """
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from codistill.recipes import parse
 from codistill.studies.runner import Command, train_command
+from support.synthetic import FINISH
 
 # argv: the socket.
 SERVER = """
@@ -70,3 +73,29 @@ def warm_trainings(folder: Path) -> Iterator[Command]:
             yield command
         finally:
             server.terminate()
+
+
+# A recipe of the catalogue differs from the next mostly in these, which tests of recipes and first losses compare.
+NOT_OF_A_KIND = ("name", "networks", "optimizer", "schedule", "seed")
+
+
+def first_of_each_kind(train: Command) -> Command:
+    """A command that trains the first recipe of each kind; a later one gets that run's result with its own recipe."""
+    trained: dict[str, Path] = {}
+
+    def command(recipe_file: Path, run: Path) -> Sequence[str]:
+        recipe = parse.load(recipe_file).model_dump(mode="json")
+        settings = {key: value for key, value in recipe.items() if key not in NOT_OF_A_KIND}
+        kind = json.dumps([list(recipe["networks"]), settings], sort_keys=True)
+        done = trained.setdefault(kind, run) / "result.json"
+        if not done.exists():  # the first, or the first is still training
+            return train(recipe_file, run)
+        result = {**json.loads(done.read_text()), "recipe": recipe}
+        for name, network in recipe["networks"].items():
+            result["networks"][name]["network"] = network
+        copy = run.with_name(f"{run.name}.copied.json")
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(json.dumps(result))
+        return [sys.executable, "-S", "-E", "-c", FINISH, str(recipe_file), str(run), str(copy)]
+
+    return command

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from synthetic import pretend
 
 from codistill.cli.study import run_study
 from codistill.studies import catalogue
+from support.synthetic import pretend
 
 ON_CPU = "runtime.device=cpu"
 PAIR = catalogue.get("demo").groups[0]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from codistill.recipes import Recipe, parse
+from codistill.runs.result import RESULT_FORMAT
 from codistill.studies.runner import Command
 from codistill.studies.study import Study
 
@@ -34,7 +35,7 @@ def result_json(recipe: Recipe, errors: Mapping[str, float], **changes: Any) -> 
         for name, error in errors.items()
     }
     return {
-        "format": 1,
+        "format": RESULT_FORMAT,
         "recipe": recipe.model_dump(mode="json"),
         "scale": recipe.length.scale,
         "networks": networks,

@@ -3,22 +3,36 @@
 import faulthandler
 import multiprocessing
 import os
-from collections.abc import Iterator, Mapping
+import signal
+from collections.abc import Iterator
 from contextlib import contextmanager
-from hashlib import sha256
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from codistill.distributed.launch import LOOPBACK, local_store
 from codistill.recipes.schema import Recipe
-from tiny import tiny_recipe
+from support.tiny import tiny_recipe
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["codistill.distributed.trainer"])
 
 NETWORKS = {"a": "wrn-10-1-dropout-0.3", "b": "resnet-8", "c": "wrn-10-1-dropout-0.2", "d": "densenet-10-4"}
 ENDS_WITHIN_S = 300
+# Two networks, four steps an epoch, saved after every one.
+LAUNCHED = [
+    "quickstart",
+    "networks={a: wrn-10-1-dropout-0.3, b: resnet-8}",
+    "data.train_limit=100",
+    "data.test_limit=50",
+    "batch_size=25",
+    "evaluation.every_epochs=1",
+    "length.epochs=6",
+    "checkpoints.every_s=0",
+    "runtime.device=cpu",
+    "runtime.threads=1",
+]
+"""Arguments of `codistill train` for a run that is launched in several processes."""
 
 
 def recipe_of(networks: int, **changes: Any) -> Recipe:
@@ -28,7 +42,7 @@ def recipe_of(networks: int, **changes: Any) -> Recipe:
 
 
 def _as_rank(function: Any, rank: int, size: int, port: int, timeout_s: float, *arguments: Any) -> None:
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     from codistill.distributed.group import ProcessGroup
 
@@ -68,14 +82,28 @@ def together(size: int, function: Any, *arguments: Any) -> list[int]:
         return [wait_for(process) for process in processes]
 
 
-def train_alone(recipe: Recipe, out: Path) -> None:
-    from codistill.engine.trainer import train
+def written_bytes() -> int:
+    """Returns the bytes this process has written so far, sockets included, as the kernel counts them."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("wchar")))
 
-    for _ in train(recipe, out):
-        pass
 
+def end_oddly(world: Any, how: str, recipe: Recipe, out: Path, notes: Path) -> None:
+    """The last rank fails, is killed or stopped after its second step; the others write down their error."""
+    from codistill.distributed.trainer import train_rank
 
-def checksums(out: Path) -> Mapping[str, str]:
-    """Returns the checksums of a run's weights and journal."""
-    files = [*sorted((out / "weights").iterdir()), out / "journal.jsonl"]
-    return {file.name: sha256(file.read_bytes()).hexdigest() for file in files}
+    taken = 0
+
+    def heartbeat(*_: object) -> None:
+        nonlocal taken
+        taken += 1
+        if world.rank == world.size - 1 and taken == 2:
+            if how == "fails":
+                raise ValueError("my disk is full")
+            os.kill(os.getpid(), signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+
+    try:
+        train_rank(recipe, out, world, heartbeat=heartbeat)
+    except ValueError as error:
+        (notes / f"{world.rank}").write_text(f"{type(error).__name__}: {error}")
+    os._exit(3)

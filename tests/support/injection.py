@@ -13,8 +13,7 @@ from codistill.engine.optim import set_learning_rate
 from codistill.engine.runtime import prepare
 from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.engine.state import Training, prepare_training
-from codistill.engine.step import choose_step
-from codistill.engine.trainer import draw_epoch
+from codistill.engine.trainer import choose_step, draw_epoch
 from codistill.recipes.schema import Recipe
 
 State = dict[str, Tensor]

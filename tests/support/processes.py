@@ -12,7 +12,7 @@ _context.set_forkserver_preload(
 )  # the latter is what optimizers import when first used
 
 
-def started_process(function: Callable[..., None], *arguments: Any) -> ForkServerProcess:
+def started_process(function: Callable[..., object], *arguments: Any) -> ForkServerProcess:
     """A process of its own that runs a function of an importable module."""
     process = _context.Process(target=function, args=arguments)
     process.start()
@@ -24,7 +24,7 @@ def shared_count() -> "Synchronized[int]":
     return _context.Value("q", 0)
 
 
-def in_new_process(function: Callable[..., None], *arguments: Any) -> int:
+def in_new_process(function: Callable[..., object], *arguments: Any) -> int:
     """Run a function of an importable module to its end in a process of its own; its exit code."""
     process = started_process(function, *arguments)
     process.join(timeout=300)

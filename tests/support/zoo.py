@@ -14,7 +14,7 @@ OPERATORS = (
 )  # fmt: skip
 
 try:
-    import torchvision
+    import torchvision  # type: ignore[import-untyped]
 except RuntimeError as error:
     if "torchvision::nms does not exist" not in str(error):
         raise

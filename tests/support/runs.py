@@ -1,5 +1,6 @@
-"""Runs to export from, trained in a second."""
+"""Trainings of a few seconds, and the checksums of what they write."""
 
+from hashlib import sha256
 from pathlib import Path
 
 from codistill.engine import trainer
@@ -8,7 +9,7 @@ from codistill.recipes.schema import Recipe
 
 
 def train(recipe: Recipe, out: Path, steps: int | None = None) -> Path:
-    """To the end, or until so many steps are done; the run's folder."""
+    """Trains to the end, or until ``steps`` steps are done; returns the run's folder."""
     done = 0
 
     def note(position: Position, timetable: TrainingSchedule) -> None:
@@ -18,3 +19,9 @@ def train(recipe: Recipe, out: Path, steps: int | None = None) -> Path:
     for _ in trainer.train(recipe, out, stop=lambda: done == steps, heartbeat=note):
         pass
     return out
+
+
+def checksums(out: Path) -> dict[str, str]:
+    """Returns the checksums of a run's weights and journal; timing and checkpoints differ between equal runs."""
+    files = [*sorted((out / "weights").iterdir()), out / "journal.jsonl"]
+    return {file.name: sha256(file.read_bytes()).hexdigest() for file in files}

@@ -1,0 +1,1 @@
+"""What tests share: small recipes and runs, made-up results, processes, images, browsers."""

@@ -1,0 +1,39 @@
+"""Scripts that use an exported network without codistill: our own, and those of docs/export.md."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+DOCS = Path(__file__).parents[2] / "docs" / "export.md"
+ALONE = """
+import sys
+sys.modules["codistill"] = None
+try:
+    import codistill
+except ImportError:
+    pass
+else:
+    raise SystemExit("codistill can be imported")
+"""
+CLASSIFY = {
+    "pt2": """
+import numpy as np, torch
+with torch.no_grad():
+    np.save("logits.npy", torch.export.load(sys.argv[1]).module()(torch.from_numpy(np.load("images.npy"))).numpy())
+""",
+    "onnx": """
+import numpy as np, onnxruntime
+session = onnxruntime.InferenceSession(sys.argv[1])
+np.save("logits.npy", session.run(None, {"images": np.load("images.npy")})[0])
+""",
+}
+SCRIPTS = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def run(script: str, folder: Path, *arguments: str, alone: bool = True) -> str:
+    """What a script prints in a process of its own, one that has no codistill if it is to be alone."""
+    command = [sys.executable, "-c", (ALONE if alone else "") + script, *arguments]
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
