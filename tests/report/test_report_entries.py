@@ -16,7 +16,7 @@ from support.made_up import METHODS, SEEDS, look, made_up_error, made_up_run, qu
 def test_runs_of_a_study_are_its_rows_in_its_order(study: Path) -> None:
     seen = look(study)
     assert (seen.study.name, seen.known) == ("demo", True)
-    assert [entry.label for entry in seen.entries] == ["independent", "DML", "DCM"]
+    assert [entry.row.label for entry in seen.entries] == ["independent", "DML", "DCM"]
     assert [list(entry.runs) for entry in seen.entries] == [list(SEEDS)] * 3
     assert any("length.epochs: 40 → 12" in note for note in seen.tables().errors.notes)
 
@@ -57,7 +57,7 @@ def test_runs_that_no_study_has_get_labels_that_tell_them_apart(tmp_path: Path) 
     made_up_run(tmp_path / "three", quick("dml", batch_size=32))
     seen = look(tmp_path / "one", tmp_path / "two", tmp_path / "three")
     assert not seen.known
-    assert [entry.label for entry in seen.entries] == ["DCM", "DCM, batch_size=128", "DML"]
+    assert [entry.row.label for entry in seen.entries] == ["DCM", "DCM, batch_size=128", "DML"]
     notes = " ".join(seen.tables().errors.notes)
     assert "DCM, batch_size=128 differs from DCM in batch_size: 32 → 128" in notes
 
@@ -65,7 +65,7 @@ def test_runs_that_no_study_has_get_labels_that_tell_them_apart(tmp_path: Path) 
 def test_the_same_recipe_and_seed_twice_are_two_rows(tmp_path: Path) -> None:
     places = [made_up_run(tmp_path / name / "runs" / "same", quick()) for name in ("old", "new")]
     seen = look(tmp_path / "old", tmp_path / "new")
-    assert [entry.label for entry in seen.entries] == [f"DCM, {place}" for place in places]
+    assert [entry.row.label for entry in seen.entries] == [f"DCM, {place}" for place in places]
     assert seen.tables().differences.rows[0][2:4] == (1, 0.0)
 
 
@@ -155,7 +155,7 @@ def test_runs_of_a_folder_are_in_the_order_of_their_methods(tmp_path: Path) -> N
         made_up_run(tmp_path / method, quick(method, batch_size=32))
     seen = look(tmp_path)
     assert not seen.known
-    assert [entry.label for entry in seen.entries] == ["independent", "DML", "DCM"]
+    assert [entry.row.label for entry in seen.entries] == ["independent", "DML", "DCM"]
     assert seen.study.contrasts == (("DML", "independent"), ("DCM", "independent"), ("DCM", "DML"))
     named = look(tmp_path / "dcm", tmp_path / "independent")
-    assert [entry.label for entry in named.entries] == ["DCM", "independent"]
+    assert [entry.row.label for entry in named.entries] == ["DCM", "independent"]

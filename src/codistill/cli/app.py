@@ -84,17 +84,6 @@ Changes = Annotated[
         metavar="KEY=VALUE", show_default=False, help="Overrides, such as length.epochs=1.", default_factory=list
     ),
 ]
-Split = Annotated[
-    str | None,
-    typer.Option(metavar="A+C,B", help="Networks of each process; default: balanced by FLOPs."),
-]
-Shards = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Processes that share each batch of a network; default: chosen by FLOPs."),
-]
-Timeout = Annotated[
-    float, typer.Option(min=1, metavar="SECONDS", help="How long a process waits for the others before the run ends.")
-]
 Best = Annotated[
     bool, typer.Option("--best", help="Use the epoch with the lowest validation error (needs checkpoints.best=true).")
 ]
@@ -130,9 +119,17 @@ def train(
         typer.Option(metavar="NAME", help="Also log to tensorboard, mlflow or wandb; can be repeated."),
     ] = None,
     nproc: Annotated[int | None, typer.Option(metavar="N", help="Train in N processes on this machine.")] = None,
-    split: Split = None,
-    shards: Shards = None,
-    timeout: Timeout = 600.0,
+    split: Annotated[
+        str | None, typer.Option(metavar="A+C,B", help="Networks of each process; default: balanced by FLOPs.")
+    ] = None,
+    shards: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Processes that share each batch of a network; default: chosen by FLOPs."),
+    ] = None,
+    timeout: Annotated[
+        float,
+        typer.Option(min=1, metavar="SECONDS", help="How long a process waits for the others before the run ends."),
+    ] = 600.0,
     restarts: Annotated[
         int,
         typer.Option(min=0, metavar="N", help="With --nproc: maximum number of restarts after a process is killed."),

@@ -2,7 +2,7 @@
 
 import time
 import webbrowser
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from codistill.report.read import SeenRun
     from codistill.studies.analysis import StudyTables
 
+FORMATS = (".html", ".csv", ".md", ".tex", ".json")
 WATCH_EVERY_S = 2.0
 ON_CPU = "free it from other programs, or set CUDA_VISIBLE_DEVICES= to evaluate on the CPU"
 
@@ -133,29 +134,26 @@ def compare(paths: Sequence[Path], out: Path | None, *, as_json: bool) -> None:
     for text in (*seen.left_out, *(f"{run.name} is not finished and is left out" for run in seen.unfinished)):
         typer.echo(f"warning: {text}", err=True)
     if out is not None:
-        for file, content in FORMATS[out.suffix](seen, made, out).items():
+        for file, content in _contents(seen, made, out).items():
             write_atomically(file, content)
             typer.echo(f"wrote {file}", err=True)
 
 
-def _to_html(seen: "Overview", made: "StudyTables", out: Path) -> dict[Path, str]:
-    from codistill.report import page
+def _contents(seen: "Overview", made: "StudyTables", out: Path) -> dict[Path, str]:
+    """Return the files of a comparison in the format of the suffix of ``out``."""
+    match out.suffix:
+        case ".html":
+            from codistill.report import page
 
-    return {out: page.report_page(seen).html()}
-
-
-def _to_csv(seen: "Overview", made: "StudyTables", out: Path) -> dict[Path, str]:
-    return {out: made.errors.to_csv(), out.with_suffix(".differences.csv"): made.differences.to_csv()}
-
-
-# From a comparison to the contents of its files.
-FORMATS: dict[str, Callable[["Overview", "StudyTables", Path], Mapping[Path, str]]] = {
-    ".html": _to_html,
-    ".csv": _to_csv,
-    ".md": lambda seen, made, out: {out: made.to_markdown()},
-    ".tex": lambda seen, made, out: {out: made.to_latex()},
-    ".json": lambda seen, made, out: {out: to_json(made.to_json(), indent=2) + "\n"},
-}
+            return {out: page.report_page(seen).html()}
+        case ".csv":
+            return {out: made.errors.to_csv(), out.with_suffix(".differences.csv"): made.differences.to_csv()}
+        case ".md":
+            return {out: made.to_markdown()}
+        case ".tex":
+            return {out: made.to_latex()}
+        case _:
+            return {out: to_json(made.to_json(), indent=2) + "\n"}
 
 
 def watch(paths: Sequence[Path], port: int, *, browser: bool) -> None:
@@ -175,16 +173,16 @@ def watch(paths: Sequence[Path], port: int, *, browser: bool) -> None:
 
 def watch_in_terminal(paths: Sequence[Path]) -> None:
     """Update a table until all runs are finished; print it once if the output is not a terminal."""
-    from codistill.report.server import RunWatcher
+    from codistill.report.overview import read_overview
 
     screen = console()
-    follow(RunWatcher(paths).look, screen, once=not screen.is_terminal)
+    follow(lambda: read_overview(*paths), screen, once=not screen.is_terminal)
 
 
 def print_state(paths: Sequence[Path]) -> None:
-    from codistill.report.server import RunWatcher
+    from codistill.report.overview import read_overview
 
-    typer.echo(to_json(progress_to_dict(RunWatcher(paths).look()), indent=2))
+    typer.echo(to_json(progress_to_dict(read_overview(*paths)), indent=2))
 
 
 def follow(look: Callable[[], "Overview"], console: Console, *, once: bool, every_s: float = WATCH_EVERY_S) -> None:

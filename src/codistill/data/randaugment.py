@@ -58,18 +58,6 @@ def _rotation(strengths: Tensor) -> dict[str, Tensor]:
     return {"xx": angles.cos(), "xy": angles.sin(), "yx": -angles.sin(), "yy": angles.cos()}
 
 
-def _brightness(pixels: Tensor, strengths: Tensor) -> Tensor:
-    return _blend(torch.zeros_like(pixels), pixels, strengths)
-
-
-def _saturation(pixels: Tensor, strengths: Tensor) -> Tensor:
-    return _blend(_grey(pixels), pixels, strengths)
-
-
-def _contrast(pixels: Tensor, strengths: Tensor) -> Tensor:
-    return _blend(_grey(pixels).mean((1, 2, 3), keepdim=True), pixels, strengths)
-
-
 def _sharpness(pixels: Tensor, strengths: Tensor) -> Tensor:
     """Blend with a 3 × 3 smoothing whose centre weighs five; the border has no neighbours and stays."""
     inner = pixels[..., 1:-1, 1:-1]
@@ -82,10 +70,6 @@ def _posterize(pixels: Tensor, strengths: Tensor) -> Tensor:
     """Keep 8 bits at strength 0, the upper 4 at strength 1."""
     step = 2 ** (4 * strengths.abs()).round()
     return (pixels / step).floor() * step
-
-
-def _solarize(pixels: Tensor, strengths: Tensor) -> Tensor:
-    return torch.where(pixels >= 255 * (1 - strengths.abs()), 255 - pixels, pixels)
 
 
 def _autocontrast(pixels: Tensor, strengths: Tensor) -> Tensor:
@@ -114,12 +98,12 @@ GEOMETRIES: dict[str, Geometry] = {
     "rotate": _rotation,
 }
 COLOURS: dict[str, Colour] = {
-    "brightness": _brightness,
-    "saturation": _saturation,
-    "contrast": _contrast,
+    "brightness": lambda pixels, strengths: _blend(torch.zeros_like(pixels), pixels, strengths),
+    "saturation": lambda pixels, strengths: _blend(_grey(pixels), pixels, strengths),
+    "contrast": lambda pixels, strengths: _blend(_grey(pixels).mean((1, 2, 3), keepdim=True), pixels, strengths),
     "sharpness": _sharpness,
     "posterize": _posterize,
-    "solarize": _solarize,
+    "solarize": lambda pixels, strengths: torch.where(pixels >= 255 * (1 - strengths.abs()), 255 - pixels, pixels),
     "autocontrast": _autocontrast,
 }
 OPERATIONS = ("identity", *GEOMETRIES, *COLOURS)

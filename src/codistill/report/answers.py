@@ -228,17 +228,13 @@ def confused(entries: Sequence[Entry], asked: Asked) -> Gallery:
         if together[truth, taken_for] == 0:
             break
         by_row = [
-            f"{entry.name}: {_share(count, truth, taken_for):.1f} %"
+            f"{entry.name}: {float(100 * count[truth, taken_for] / count[truth].sum()):.1f} %"
             for entry, count in zip(entries, counts, strict=True)
         ]
         images = tuple(_examples(given, truth, taken_for))
         mistakes.append(Mistake(names[truth], names[taken_for], tuple(by_row), images))
     words = "Shares of the images of the true class, mean over the networks of a run."
     return Gallery("Most confused pairs", tuple(mistakes), words)
-
-
-def _share(confusion_CC: Tensor, truth: int, taken_for: int) -> float:
-    return float(100 * confusion_CC[truth, taken_for] / confusion_CC[truth].sum())
 
 
 def _examples(given: Sequence[Answers], truth: int, taken_for: int) -> Iterator[str]:

@@ -1,12 +1,12 @@
 """Charts of the journals: errors, losses, divergences, throughput, cost. Lines are means over seeds, bands ranges."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from codistill.report.blocks import Axis, Block, Chart, Fold, Series, Words
 from codistill.report.overview import Entry, Overview
 from codistill.report.read import SeenRun
-from codistill.studies.curves import Point
+from codistill.studies.curves import over_seeds
 
 EPOCH = Axis("epoch")
 ERROR = Axis("test error", "%")
@@ -16,17 +16,7 @@ Measure = Callable[[SeenRun, str], Mapping[int, float]]
 """A value by epoch, of a network of a run."""
 
 
-def over_seeds(curves: Iterable[Mapping[int, float]]) -> list[Point]:
-    """Return one point per epoch of any run; ``n`` is the number of runs that have it."""
-    there = [curve for curve in curves if curve]
-    points = []
-    for epoch in sorted({epoch for curve in there for epoch in curve}):
-        values = [curve[epoch] for curve in there if epoch in curve]
-        points.append(Point(epoch, len(values), sum(values) / len(values), min(values), max(values)))
-    return points
-
-
-def line(name: str, curves: Iterable[Mapping[int, float]], colour: int, dash: int = 0) -> Series | None:
+def line(name: str, curves: Sequence[Mapping[int, float]], colour: int, dash: int = 0) -> Series | None:
     """Return the series of some curves over seeds, or None if they have no points."""
     points = over_seeds(curves)
     if not points:
@@ -49,11 +39,9 @@ def by_network(entries: Sequence[Entry], measure: Measure) -> Iterator[Series]:
     alone, mixed = len(entries) == 1, len({entry.row.group for entry in entries}) > 1
     for entry in entries:
         for place, network in enumerate(entry.recipe.networks):
-            name = (
-                f"{network} ({entry.recipe.networks[network]})"
-                if alone
-                else f"{entry.name if mixed else entry.label}, {network}"
-            )
+            name = f"{entry.name if mixed else entry.row.label}, {network}"
+            if alone:
+                name = f"{network} ({entry.recipe.networks[network]})"
             curves = [measure(run, network) for run in entry.runs.values()]
             series = line(name, curves, place if alone else entry.index, 0 if alone else place)
             if series:

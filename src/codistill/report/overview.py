@@ -33,10 +33,6 @@ class Entry:
     """Position in the study; it determines the colour in every chart."""
 
     @property
-    def label(self) -> str:
-        return self.row.label
-
-    @property
     def first(self) -> SeenRun:
         return next(iter(self.runs.values()))
 
@@ -102,7 +98,7 @@ class Overview:
         for entry in self.entries:
             first = next(one for one in self.entries if one.row.group == entry.row.group)
             if lines := training_differences(first.recipe, entry.recipe):
-                yield f"{entry.name} differs from {first.label} in {'; '.join(lines)}"
+                yield f"{entry.name} differs from {first.row.label} in {'; '.join(lines)}"
         if any(len({entry.recipe.length.scale for entry in entries}) > 1 for entries in together):
             yield "These rows have different shares of their full length; a longer training alone lowers the error."
 

@@ -87,9 +87,10 @@ def live_page(seen: Overview) -> Page:
 
 
 def _page(seen: Overview, agreements: Agreements, answers: tuple[Block, ...], costs: tuple[Block, ...]) -> Page:
+    colours = "" if len(seen.entries) == 1 else "One colour per row; dashes distinguish its networks."
     parts = (
         Section("results", "Results", tuple(sections.result_blocks(seen))),
-        Section("learning", "Learning", curves.learning(seen), _learning_words(seen)),
+        Section("learning", "Learning", curves.learning(seen), colours),
         Section("teaching", "Who teaches whom", tuple(_teaching(seen, agreements)), TEACHING),
         Section("answers", "Answers", (curves.calibration_error(seen), *answers), ANSWERS),
         Section("cost", "Cost", costs),
@@ -105,7 +106,7 @@ ANSWERS = "Answers of the shipped networks on the test images, from the first fi
 def _title(seen: Overview) -> str:
     if len(seen.runs) == 1:
         run = seen.runs[0]
-        return f"{run.recipe.name}, {seen.entries[0].label}, seed {run.recipe.seed}"
+        return f"{run.recipe.name}, {seen.entries[0].row.label}, seed {run.recipe.seed}"
     return seen.study.title
 
 
@@ -115,10 +116,6 @@ def _subtitle(seen: Overview) -> str:
     seeds = f"seeds {', '.join(map(str, seen.seeds))}" if len(seen.seeds) > 1 else f"seed {seen.seeds[0]}"
     data = ", ".join(dict.fromkeys(run.data_name for run in seen.runs))
     return f"{runs}; {seeds}; {data}"
-
-
-def _learning_words(seen: Overview) -> str:
-    return "" if len(seen.entries) == 1 else "One colour per row; dashes distinguish its networks."
 
 
 def _teaching(seen: Overview, agreements: Agreements) -> Iterator[Block]:

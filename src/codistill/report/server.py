@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-from codistill.report.overview import Overview, read_overview
+from codistill.report.overview import read_overview
 from codistill.report.page import live_page
 from codistill.report.read import expand
 from codistill.runs.folder import RunFolder
@@ -32,9 +32,6 @@ class RunWatcher:
         self._version = ""
         self._page = ""
 
-    def look(self) -> Overview:
-        return read_overview(*self.paths)
-
     def version(self) -> str:
         """Return a hash of the sizes and times of all files, which is cheap to compute."""
         paths = [found for path in self.paths for found in expand(path)]
@@ -46,7 +43,7 @@ class RunWatcher:
         with self._lock:
             version = self.version()
             if version != self._version:
-                self._page, self._version = live_page(self.look()).html(), version
+                self._page, self._version = live_page(read_overview(*self.paths)).html(), version
             return self._version, self._page
 
 

@@ -36,14 +36,19 @@ class Point:
     most: float
 
 
+def over_seeds(curves: Sequence[Mapping[int, float]]) -> list[Point]:
+    """One point for each epoch of any run; ``n`` is the number of runs that have it."""
+    points = []
+    for epoch in sorted({epoch for curve in curves for epoch in curve}):
+        values = [curve[epoch] for curve in curves if epoch in curve]
+        points.append(Point(epoch, len(values), sum(values) / len(values), min(values), max(values)))
+    return points
+
+
 def curve(runs: Sequence[Result]) -> list[Point]:
     """One point for each epoch that all runs have evaluated."""
-    epochs = sorted(set.intersection(*(set(run.curve) for run in runs))) if runs else []
-    points = []
-    for epoch in epochs:
-        errors = [sum(run.curve[epoch].values()) / len(run.curve[epoch]) for run in runs]
-        points.append(Point(epoch, len(errors), sum(errors) / len(errors), min(errors), max(errors)))
-    return points
+    means = [{epoch: sum(errors.values()) / len(errors) for epoch, errors in run.curve.items()} for run in runs]
+    return [point for point in over_seeds(means) if point.n == len(runs)]
 
 
 def to_csv(study: Study, results: Results) -> str:
@@ -91,7 +96,11 @@ def to_svg(study: Study, group: str, results: Results) -> str | None:
     heading = wrap(f"Test error. {title}", TITLE_LETTERS)
     legend_at = 20 + LINE * len(heading)
     plane = Plane(legend_at + LINE * len(curves), max(point.epoch for point in every), most)
-    drawn = [*_heading(heading), *_axes(plane)]
+    drawn = [
+        f'<text x="{LEFT}" y="{20 + LINE * row}" font-size="13">{escape(line)}</text>'
+        for row, line in enumerate(heading)
+    ]
+    drawn += _axes(plane)
     for index, (label, points) in enumerate(curves.items()):
         colour, dashes = STYLES[index % len(STYLES)]
         pen = f'fill="none" stroke="{colour}" stroke-width="1.8" stroke-dasharray="{dashes}"'
@@ -124,11 +133,6 @@ def _describe(curves: Mapping[str, Sequence[Point]]) -> str:
         f"{label} ends at {points[-1].mean:.2f} % (n = {points[-1].n})" for label, points in curves.items()
     )
     return f"Test error over epochs: lines are means over seeds, bands the range. {ends}."
-
-
-def _heading(lines: Iterable[str]) -> Iterator[str]:
-    for row, line in enumerate(lines):
-        yield f'<text x="{LEFT}" y="{20 + LINE * row}" font-size="13">{escape(line)}</text>'
 
 
 def _axes(plane: Plane) -> Iterator[str]:

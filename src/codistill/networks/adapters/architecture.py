@@ -44,15 +44,6 @@ class Findings:
             "in training mode it does not return one row of logits per image, so it cannot be trained here"
         )
 
-    @property
-    def exits(self) -> tuple[Exit, ...]:
-        found = []
-        for (name, number), call in zip(c_numbers(len(self.stages.exits)).items(), self.stages.exits, strict=True):
-            assert call.output is not None
-            size = self.survey.image_size
-            found.append(Exit(name, number, channels(call.output), stride(size, call.output), call.path))
-        return tuple(found)
-
 
 class Tap:
     """A forward hook that keeps its module's output while it is open.
@@ -148,9 +139,14 @@ class AdaptedArchitecture(Architecture):
         """A network to cut heads out of, with weights of its own."""
         return self.fresh(num_classes, self._findings.survey.in_channels)
 
-    @property
+    @cached_property
     def exits(self) -> tuple[Exit, ...]:
-        return self._findings.exits
+        calls, size = self._findings.stages.exits, self._findings.survey.image_size
+        found = []
+        for (name, number), call in zip(c_numbers(len(calls)).items(), calls, strict=True):
+            assert call.output is not None
+            found.append(Exit(name, number, channels(call.output), stride(size, call.output), call.path))
+        return tuple(found)
 
     @property
     def default_exits(self) -> tuple[str, ...]:

@@ -228,10 +228,11 @@ def _usable(calls: Iterable[Call]) -> list[Call]:
 
 def _ends_among(calls: list[Call], survey: Survey) -> list[Call]:
     levels = [level[-1] for level in _levels(calls)]
-    # A last pooling without parameters after it is not a stage of its own (VGG).
-    while len(levels) > 1 and not _learns_between(survey, levels[-2], levels[-1]):
-        levels.pop()
-    return levels if len(levels) > 1 else []
+    while len(levels) > 1:
+        if any(call.has_parameters for call in survey.within(levels[-2].ended, levels[-1].ended)):
+            return levels
+        levels.pop()  # a last pooling without parameters after it is not a stage of its own (VGG)
+    return []
 
 
 def _thirds(blocks: list[Call]) -> list[Call]:
@@ -269,10 +270,6 @@ def _levels(calls: Iterable[Call]) -> list[list[Call]]:
         else:
             levels.append([call])
     return levels
-
-
-def _learns_between(survey: Survey, before: Call, until: Call) -> bool:
-    return any(call.has_parameters for call in survey.within(before.ended, until.ended))
 
 
 def _longest_run(survey: Survey) -> list[Call]:

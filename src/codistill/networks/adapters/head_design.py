@@ -71,9 +71,6 @@ class LaterStages(HeadDesign):
             refit(head, self.input, lambda path: self.factor if path in self.scaled else 1.0)
         return head
 
-    def with_all_blocks(self) -> "LaterStages":
-        return replace(self, parts=tuple(replace(part, left_out=()) for part in self.parts))
-
 
 @dataclass(frozen=True)
 class Pooled(HeadDesign):
@@ -108,8 +105,10 @@ def design_head(network: nn.Module, survey: Survey, stages: Stages, exit: Call, 
     if kind == "apfc":
         return Pooled(exit.output)
     width = 0.5 if kind == "narrow" else 1.0
-    for candidate in _candidates(_design_by_rule(survey, stages, exit, exit.output)):
-        scaled = replace(candidate, factor=candidate.factor * width)
+    by_rule = _design_by_rule(survey, stages, exit, exit.output)
+    all_blocks = tuple(replace(part, left_out=()) for part in by_rule.parts)
+    for parts, factor in ((by_rule.parts, by_rule.factor), (by_rule.parts, 1.0), (all_blocks, 1.0)):
+        scaled = replace(by_rule, parts=parts, factor=factor * width)
         if _works(scaled, network, survey.whole.output):
             return scaled
     cut_behind(deepcopy(network), exit.path)  # raises with the reason if it cannot be cut at all
@@ -146,12 +145,6 @@ def _left_out(row: list[Call], least: int, survey: Survey) -> tuple[str, ...]:
     """The blocks to remove, from the end of the row, so that half of it stays."""
     optional = [call.path for call in reversed(row) if can_be_left_out(call, survey)]
     return tuple(optional[: max(0, len(row) - max(half(len(row)), least))])
-
-
-def _candidates(design: LaterStages) -> Iterator[LaterStages]:
-    yield design
-    yield replace(design, factor=1.0)
-    yield replace(design.with_all_blocks(), factor=1.0)
 
 
 def _works(design: LaterStages, network: nn.Module, logits: Shape | None) -> bool:
