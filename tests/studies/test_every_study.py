@@ -72,7 +72,7 @@ def test_no_study_is_forgotten() -> None:
     assert set(ROWS) == set(catalogue.NAMES)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="17 studies, from 26 trainings on")
 @pytest.mark.parametrize("name", ROWS)
 def test_a_study_runs_to_its_tables_and_curves(
     name: str, trainings: Command, first_trainings: Command, photos: Path, tmp_path: Path
