@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help demo test lint types unit fix gpu stress docs clean
+.PHONY: help demo test lint types unit fast fix gpu stress docs clean
 
 help:                   ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
@@ -25,6 +25,9 @@ types: $(READY)         ## mypy --strict, tests included
 
 unit: $(READY)          ## the tests alone
 	$(BIN)/pytest -n 2 --dist worksteal
+
+fast: $(READY)          ## the tests that start no other processes, while you work
+	$(BIN)/pytest -n 2 --dist worksteal -m "not slow" --ignore tests/distributed --ignore tests/faults --ignore tests/docs
 
 stress: $(READY)        ## the faults and attacks of docs/reliability.md as often as published (about an hour on 2 cores)
 	CODISTILL_STRESS=1 $(BIN)/pytest -n 2 --dist worksteal tests/faults tests/data/test_streaming.py \

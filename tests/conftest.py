@@ -18,9 +18,18 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # and for whatever nohup 
 CHROMIUM = Path("/usr/bin/chromium")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow tests give a reason, and come first, so that none keeps a single worker busy at the end."""
+    for item in items:
+        mark = item.get_closest_marker("slow")
+        if mark is not None and not mark.kwargs.get("reason"):
+            raise pytest.UsageError(f'{item.nodeid}: say why it is slow, as in slow(reason="builds a wheel")')
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
-    """One browser for everybody: playwright starts only once in a process."""
+    """The browser of all tests: playwright starts only once in a process."""
     playwright = pytest.importorskip("playwright.sync_api", reason="no playwright here; type pip install playwright")
     if not CHROMIUM.exists():
         pytest.skip(f"no browser at {CHROMIUM}; type apt install chromium")

@@ -107,7 +107,7 @@ def test_every_import_is_a_declared_dependency() -> None:
     assert not undeclared
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="packs the checkout")
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="only a checkout knows which files belong to it")
 def test_the_sdist_has_all_that_the_checkout_has(tmp_path: Path) -> None:
     """So that whoever packages it can run the tests, which read results, figures and documentation."""
@@ -122,7 +122,7 @@ def test_the_sdist_has_all_that_the_checkout_has(tmp_path: Path) -> None:
     assert not tracked - packed
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="builds a wheel and installs it")
 def test_the_wheel_is_whole_and_installs(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, ROOT],

@@ -64,7 +64,7 @@ def test_as_in_one_process(
         Augment(pad=2),
         Augment(pad=0, random_resized_crop=0.3, randaugment=9),
         Augment(pad=2, mixup=0.4),
-        Augment(pad=2, cutmix=1.0, crop=20),
+        Augment(pad=2, cutmix=1.0, crop=10),
     ],
 )
 @pytest.mark.parametrize("shards", [2, 3])

@@ -19,7 +19,7 @@ from codistill.engine.step import PlainExecutor, Programs
 from codistill.recipes.schema import Constant, Recipe, Sgd
 from support.mesh import mesh_of, take_steps, training_of
 from support.ranks import together, written_bytes
-from support.tiny import tiny_recipe
+from support.tiny import tiniest_recipe
 
 BATCH, RATE, STEPS = 33, 0.05, 3
 SHARES = [slice(0, 17), slice(17, 33)]
@@ -34,7 +34,7 @@ def plain_recipe(**changes: Any) -> Recipe:
         "schedule": Constant().model_dump(),
         "ema": 0.0,
     }
-    return tiny_recipe(**{**settings, **changes})
+    return tiniest_recipe(**{**settings, **changes})
 
 
 @pytest.fixture

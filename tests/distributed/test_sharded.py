@@ -33,7 +33,7 @@ from support.ranks import end_oddly, ranks_of, recipe_of, together, wait_for, wr
 from support.runs import checksums
 from support.tiny import tiny_recipe
 
-FOREIGN = {"a": "timm:resnet10t", "b": "timm:vit_tiny_patch16_224:img_size=28,patch_size=14"}
+FOREIGN = {"a": "timm:resnet10t", "b": "timm:vit_tiny_patch16_224:img_size=14,patch_size=7"}
 VARIANTS = ("dcm", "adamw, clipped", "mixup, accumulated")
 
 
@@ -252,7 +252,7 @@ def count_traffic(world: Any, notes: Path) -> None:
     recipe = tiny_recipe(
         networks={"a": "wrn-10-1"},
         method="independent",
-        data={"name": "fashion", "train_limit": 12, "test_limit": 10},
+        data={"name": "fashion", "train_limit": 12, "test_limit": 10, "image_size": 14},
         batch_size=4,
         processes={"weights": "sharded", "sync_batchnorm": False},
     )

@@ -12,7 +12,7 @@ from codistill.engine.trainer import train
 HERE = (data_folder() / "cifar-100-python").is_dir()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="an epoch of 50,000 images")
 @pytest.mark.skipif(not HERE, reason="the real cifar100 is not at hand: set CODISTILL_DATA to a folder that holds it")
 def test_one_epoch_of_a_small_pair(tmp_path: Path) -> None:
     changes = ["networks={a: resnet-8, b: resnet-8}", "method=dml", "length.epochs=1", "seed=1", "runtime.device=cpu"]

@@ -12,7 +12,7 @@ from codistill.cli.app import app
 from codistill.recipes.schema import Length
 from support.processes import in_new_process, started_process
 from support.runs import train
-from support.tiny import tiny_recipe
+from support.tiny import tiniest_recipe
 
 TIMEOUT_S = 60  # against a hang; a refusal takes a fraction of a second
 FILES = (
@@ -33,7 +33,7 @@ COMMANDS = (
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("finished") / "run"
-    assert in_new_process(train, tiny_recipe(length=Length(epochs=1).model_dump()), folder) == 0
+    assert in_new_process(train, tiniest_recipe(length=Length(epochs=1).model_dump()), folder) == 0
     return folder
 
 

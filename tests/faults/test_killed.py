@@ -10,7 +10,7 @@ import pytest
 from support.processes import in_new_process, started_process
 from support.runs import checksums, train
 from support.stress import KILLED_TRAININGS, Counted
-from support.tiny import tiny_recipe
+from support.tiny import tiniest_recipe
 
 KILLS_PER_RUN = 5
 
@@ -27,7 +27,7 @@ KILLS_PER_RUN = 5
 )
 def test_killed_at_random_instants(tmp_path: Path, counted: Counted) -> None:
     """Two networks, augmentation, dropout, moving average, wrong labels, a save after every update."""
-    recipe, chance = tiny_recipe(), random.Random(7)
+    recipe, chance = tiniest_recipe(), random.Random(7)
     assert in_new_process(time.sleep, 0) == 0  # starts the server, which takes longer than a training
     started_at = time.monotonic()
     assert in_new_process(train, recipe, tmp_path / "whole") == 0

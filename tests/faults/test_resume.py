@@ -11,7 +11,7 @@ from codistill.engine.run import Run
 from codistill.recipes.schema import AdamW, Augment, Cosine, Recipe
 from support.processes import in_new_process
 from support.runs import checksums, train
-from support.tiny import tiny_recipe
+from support.tiny import tiniest_recipe
 
 STEPS = 6  # 70 images in batches of 32, the last one short, two epochs
 ASKED = STEPS + 2  # and the one batch of an evaluation after each epoch
@@ -40,16 +40,16 @@ def die_at(call: int, where: type, method: str, recipe: Recipe, out: Path) -> No
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     out = tmp_path_factory.mktemp("uninterrupted") / "run"
-    assert in_new_process(train, tiny_recipe(), out) == 0
+    assert in_new_process(train, tiniest_recipe(), out) == 0
     return checksums(out)
 
 
 @pytest.mark.parametrize("time", range(1, ASKED + 1))
 def test_stopped_at_any_step_and_in_every_evaluation(time: int, uninterrupted: dict[str, str], tmp_path: Path) -> None:
     out = tmp_path / "run"
-    assert in_new_process(stop_when_asked, time, tiny_recipe(), out) == 0
+    assert in_new_process(stop_when_asked, time, tiniest_recipe(), out) == 0
     assert not (out / "result.json").exists()
-    assert in_new_process(train, tiny_recipe(), out) == 0
+    assert in_new_process(train, tiniest_recipe(), out) == 0
     assert checksums(out) == uninterrupted
     assert set(uninterrupted) == {"a.safetensors", "b.safetensors", "journal.jsonl"}
 
@@ -68,14 +68,14 @@ DEATHS = {
 @pytest.mark.parametrize("moment", DEATHS)
 def test_killed_at_an_awkward_moment(moment: str, uninterrupted: dict[str, str], tmp_path: Path) -> None:
     out = tmp_path / "run"
-    assert in_new_process(die_at, *DEATHS[moment], tiny_recipe(), out) == 9
-    assert in_new_process(train, tiny_recipe(), out) == 0
+    assert in_new_process(die_at, *DEATHS[moment], tiniest_recipe(), out) == 9
+    assert in_new_process(train, tiniest_recipe(), out) == 0
     assert checksums(out) == uninterrupted
 
 
 def test_a_journal_ahead_of_its_checkpoint_is_cut_back(uninterrupted: dict[str, str], tmp_path: Path) -> None:
     """Saved only at the end: both epochs are in the journal when the process dies, and no checkpoint is."""
-    recipe, out = tiny_recipe(checkpoints={"every_s": 1000.0}), tmp_path / "run"
+    recipe, out = tiniest_recipe(checkpoints={"every_s": 1000.0}), tmp_path / "run"
     assert in_new_process(die_at, 1, Run, "save", recipe, out) == 9
     assert len((out / "journal.jsonl").read_text().splitlines()) == 2
     assert in_new_process(train, recipe, out) == 0
@@ -84,13 +84,13 @@ def test_a_journal_ahead_of_its_checkpoint_is_cut_back(uninterrupted: dict[str, 
 
 def test_another_seed_ends_elsewhere(uninterrupted: dict[str, str], tmp_path: Path) -> None:
     out = tmp_path / "run"
-    assert in_new_process(train, tiny_recipe(seed=4), out) == 0
+    assert in_new_process(train, tiniest_recipe(seed=4), out) == 0
     differing = {name for name, checksum in checksums(out).items() if checksum != uninterrupted[name]}
     assert differing == set(uninterrupted)
 
 
 def test_adamw_with_mixup_and_accumulation_resumes_too(tmp_path: Path) -> None:
-    recipe = tiny_recipe(
+    recipe = tiniest_recipe(
         optimizer=AdamW(lr=0.003, weight_decay=0.05).model_dump(),
         schedule=Cosine(warmup=0.2).model_dump(),
         augment=Augment(pad=2, mixup=0.4, randaugment=5).model_dump(),

@@ -17,7 +17,7 @@ from codistill.engine import trainer
 from codistill.runs.checkpoint import Store
 from support.processes import shared_count, started_process
 from support.stress import SIGNALS_SENT, Counted
-from support.tiny import tiny_recipe
+from support.tiny import tiniest_recipe
 
 ASKED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 PATIENCE_S = 120.0  # until a process counts as deaf; it takes a fraction of a second
@@ -48,7 +48,7 @@ def command(recipe: Path, out: Path, steps_done: "Synchronized[int]") -> None:
 )
 def test_signals_at_random_instants(tmp_path: Path, counted: Counted) -> None:
     """Saves by the clock are off: what is there was saved because of the signal."""
-    recipe = tiny_recipe(length={"epochs": 10_000}, checkpoints={"every_s": 1e6})
+    recipe = tiniest_recipe(length={"epochs": 10_000}, checkpoints={"every_s": 1e6})
     (tmp_path / "recipe.yaml").write_text(recipes.dumps(recipe))
     chance, before, longest_s = random.Random(3), 0, 0.0
     for number in range(SIGNALS_SENT):

@@ -10,7 +10,7 @@ RECIPES = 40  # 7 + 3 pairs of Tables 1 and 2, 3 more twins, quickstart, 25 of T
 OF_ONE_NETWORK = 4  # Table 6, where the 6 methods that need a peer do not apply
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="builds every network of the catalogue")
 def test_first_losses_are_the_recorded_ones() -> None:
     """To a relative 1e-4: float32 sums differ between processors, a changed layer or weight shows far above that."""
     recorded = json.loads(FILE.read_text())

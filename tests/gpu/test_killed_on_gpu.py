@@ -16,7 +16,7 @@ from support.tiny import tiny_recipe
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.slow,
+    pytest.mark.slow(reason="every training starts CUDA and captures its step"),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 

@@ -18,7 +18,7 @@ def command(out: Path, *more: str) -> list[str]:
     return [sys.executable, "-m", "codistill", "study", "demo", *TINY, *more, "--out", str(out)]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="every training is a process that imports torch")
 def test_the_demo_stopped_and_continued(tmp_path: Path) -> None:
     out = tmp_path / "demo"
     options = ("length.epochs=4", "evaluation.every_epochs=1", "--seeds", "1", "--jobs", "2")
@@ -44,7 +44,7 @@ def test_the_demo_stopped_and_continued(tmp_path: Path) -> None:
     assert "3 runs, 3 finished before" in again.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="every training is a process that imports torch")
 def test_a_run_that_cannot_begin_is_named(tmp_path: Path) -> None:
     arguments = command(tmp_path / "demo", "data.train_limit=7000", "--seeds", "1", "--methods", "dml")
     arguments.remove(TINY[0])

@@ -26,7 +26,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def shared_recipe(variant: str = "dcm", **changes: Any) -> Recipe:
     """Without dropout, which differs between shards. Batches of 33 and 1: shards of 17 and 16; 1 and 0."""
-    data = Data(name="fashion", train_limit=67, test_limit=51, wrong_labels=0.4).model_dump()
+    data = Data(name="fashion", train_limit=67, test_limit=51, wrong_labels=0.4, image_size=14).model_dump()
     settings = {"networks": NETWORKS, "data": data, "batch_size": 33, "checkpoints": {"every_s": 1000.0}}
     return tiny_recipe(**{**settings, **VARIANTS[variant], **changes})
 

@@ -6,22 +6,21 @@ from multiprocessing.context import ForkServerProcess
 from multiprocessing.sharedctypes import Synchronized
 from typing import Any
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
-    ["codistill.engine.trainer", "torch._dynamo"]
-)  # the latter is what optimizers import when first used
+context = multiprocessing.get_context("forkserver")
+# A process has one such server, so this lists what any child needs; optimizers import torch._dynamo when first used.
+context.set_forkserver_preload(["codistill.distributed.trainer", "torch._dynamo", "pytest", "support.mesh"])
 
 
 def started_process(function: Callable[..., object], *arguments: Any) -> ForkServerProcess:
     """A process of its own that runs a function of an importable module."""
-    process = _context.Process(target=function, args=arguments)
+    process = context.Process(target=function, args=arguments)
     process.start()
     return process
 
 
 def shared_count() -> "Synchronized[int]":
     """A number that a process started here may change."""
-    return _context.Value("q", 0)
+    return context.Value("q", 0)
 
 
 def in_new_process(function: Callable[..., object], *arguments: Any) -> int:

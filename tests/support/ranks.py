@@ -1,7 +1,6 @@
 """Starts ranks quickly: real processes, forked from a server that has imported the engine."""
 
 import faulthandler
-import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
@@ -12,10 +11,8 @@ from typing import Any
 
 from codistill.distributed.launch import LOOPBACK, local_store
 from codistill.recipes.schema import Recipe
-from support.tiny import tiny_recipe
-
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["codistill.distributed.trainer"])
+from support.processes import context
+from support.tiny import tiniest_recipe
 
 NETWORKS = {"a": "wrn-10-1-dropout-0.3", "b": "resnet-8", "c": "wrn-10-1-dropout-0.2", "d": "densenet-10-4"}
 ENDS_WITHIN_S = 300
@@ -23,6 +20,7 @@ ENDS_WITHIN_S = 300
 LAUNCHED = [
     "quickstart",
     "networks={a: wrn-10-1-dropout-0.3, b: resnet-8}",
+    "data.image_size=14",
     "data.train_limit=100",
     "data.test_limit=50",
     "batch_size=25",
@@ -38,7 +36,7 @@ LAUNCHED = [
 def recipe_of(networks: int, **changes: Any) -> Recipe:
     """Returns a recipe whose run is saved only at the end, or when it is stopped."""
     first = dict(list(NETWORKS.items())[:networks])
-    return tiny_recipe(**{"networks": first, "checkpoints": {"every_s": 1000.0}, **changes})
+    return tiniest_recipe(**{"networks": first, "checkpoints": {"every_s": 1000.0}, **changes})
 
 
 def _as_rank(function: Any, rank: int, size: int, port: int, timeout_s: float, *arguments: Any) -> None:
@@ -57,7 +55,7 @@ def ranks_of(size: int, timeout_s: float, function: Any, *arguments: Any) -> Ite
     """``function(world, *arguments)`` in ``size`` processes, which do not outlive the block."""
     with local_store() as port:
         processes: list[BaseProcess] = [
-            _context.Process(target=_as_rank, args=(function, rank, size, port, timeout_s, *arguments))
+            context.Process(target=_as_rank, args=(function, rank, size, port, timeout_s, *arguments))
             for rank in range(size)
         ]
         try:

@@ -24,3 +24,9 @@ def tiny_recipe(**changes: Any) -> Recipe:
         seed=3,
     )
     return recipe.replace(**changes)
+
+
+def tiniest_recipe(**changes: Any) -> Recipe:
+    """The same with images of 14 × 14, a quarter of the work: for tests that compare runs with one another."""
+    data = {**tiny_recipe().data.model_dump(), "image_size": 14}
+    return tiny_recipe(**{"data": data, **changes})
