@@ -28,7 +28,9 @@ def one_step() -> Recipe:
         batch_size=33,
         length={"epochs": 1},
         checkpoints={"every_s": 1000.0},
-        runtime=Runtime(device="cuda", capture=False, deterministic=True).model_dump(),
+        runtime=Runtime(
+            device="cuda", precision="fp32", kernels="torch", capture=False, deterministic=True
+        ).model_dump(),
     )
 
 

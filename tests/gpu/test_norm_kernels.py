@@ -80,17 +80,19 @@ def test_values_gradients_and_statistics(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(64, 16, 32, 32), (5, 24, 7, 7), (16, 1280, 8, 8), (4, 12, 2, 2)])
-def test_the_gradient_of_a_second_use_is_added(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    x, towards, beside = (images(*shape, dtype=dtype, seed=seed) for seed in (2, 3, 4))
+@pytest.mark.parametrize("used", ["out", "again", "both", "x", "out and x", "all"])
+def test_the_gradients_of_second_uses_are_added(used: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x, *gradients = (images(*shape, dtype=dtype, seed=seed) for seed in (2, 3, 4, 5))
     layer = a_layer(shape[1], None)
     x.requires_grad_()
     with use_kernels():
-        out, again = layer.with_input(x)
-    torch.autograd.backward([out, again], [towards, beside])
+        out = layer.for_two_uses(x)
+    which = {"out": [0], "again": [1], "both": [0, 1], "x": [2], "out and x": [0, 2], "all": [0, 1, 2]}[used]
+    torch.autograd.backward([out[index] for index in which], [gradients[index] for index in which])
     truth = x.detach().double().requires_grad_()
-    a_layer(shape[1], None).double()(truth).backward(towards.double())
-    expected = truth.grad + beside.double()
-    assert torch.dist(x.grad.double(), expected) <= TOLERANCE[dtype] * expected.norm()
+    value = a_layer(shape[1], None).double()(truth)
+    torch.autograd.backward([value, value, truth * 1][:3], [g.double() * (i in which) for i, g in enumerate(gradients)])
+    assert torch.dist(x.grad.double(), truth.grad) <= TOLERANCE[dtype] * truth.grad.norm()
 
 
 def test_a_first_pixel_that_holds_nearly_all_of_the_variance() -> None:

@@ -99,12 +99,13 @@ class NormAct(nn.Sequential):
             out = layer(out)
         return out
 
-    def with_input(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor]:
-        """activation(norm(x)), and x for a shortcut: on a GPU, one kernel adds the gradients of both uses of x."""
+    def for_two_uses(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """activation(norm(x)), twice, and x: on a GPU, kernels that run anyway add the gradients of two uses."""
         norm = self[0]
         if isinstance(norm, BatchNorm2d) and dispatch.can_fuse_norm(x_BCHW, norm):
             return dispatch.norm_act(x_BCHW, norm, self.bounds, None)
-        return self(x_BCHW), x_BCHW
+        out = self(x_BCHW)
+        return out, out, x_BCHW
 
 
 BOUNDS: dict[type, dispatch.Bounds] = {type(None): (None, None), nn.ReLU: (0.0, None), nn.ReLU6: (0.0, 6.0)}

@@ -143,9 +143,9 @@ class PreActivationBlock(nn.Module):
         self.projection = Conv2d(in_channels, out_channels, 1, stride) if changes else None
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        activated, shortcut = self.activation.with_input(x_BCHW)
+        activated, again, shortcut = self.activation.for_two_uses(x_BCHW)
         if self.projection is not None:
-            shortcut = self.projection(activated)
+            shortcut = self.projection(again)
         out: Tensor = self.branch(activated) + shortcut
         return out
 

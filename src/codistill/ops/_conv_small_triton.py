@@ -43,14 +43,15 @@ def conv3x3(
     mean, m2 = tl.zeros((BLOCK_N,), tl.float32), tl.zeros((BLOCK_N,), tl.float32)
     count = 0.0
     for start_m in range(tl.program_id(1) * BLOCK_M, M, tl.num_programs(1) * BLOCK_M):
-        out = conv3x3_tile(
-            x_ptr, x_stride * UNIT if C_IN is None else C_IN, w_ptr, start_m, M, H, W, offs_n, mask_n, C_IN is None,
-            C_OUT, BACKWARD, BLOCK_M, BLOCK_K, BLOCK_N, PRECISION, STAGES,
-        )  # fmt: skip
         offs, mask = tile_offsets(start_m, M, out_stride * UNIT, offs_n, C_OUT, BLOCK_M)
         if add_ptr is not None:
-            out += tl.load(add_ptr + offs, mask=mask, other=0.0).to(tl.float32)
-        out = out.to(out_ptr.dtype.element_ty)
+            acc = tl.load(add_ptr + offs, mask=mask, other=0.0).to(tl.float32)
+        else:
+            acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        out = conv3x3_tile(
+            acc, x_ptr, x_stride * UNIT if C_IN is None else C_IN, w_ptr, start_m, M, H, W, offs_n, mask_n,
+            C_IN is None, C_OUT, BACKWARD, BLOCK_M, BLOCK_K, PRECISION, STAGES,
+        ).to(out_ptr.dtype.element_ty)  # fmt: skip
         tl.store(out_ptr + offs, out, mask=mask)
         if stats_ptr is not None:  # of the rounded values, since those will be read
             out = out.to(tl.float32)
@@ -71,11 +72,11 @@ def conv3x3(
 
 @triton.jit
 def conv3x3_tile(
-    x_ptr, C, w_ptr, start_m, M, H, W, offs_n, mask_n, MASK_K: tl.constexpr, C_OUT: tl.constexpr,
-    BACKWARD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    acc, x_ptr, C, w_ptr, start_m, M, H, W, offs_n, mask_n, MASK_K: tl.constexpr, C_OUT: tl.constexpr,
+    BACKWARD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The sum over nine taps for a tile [BLOCK_M, BLOCK_N] of pixels from ``start_m`` on; zeros beyond ``M``.
+    """``acc`` plus the sum over nine taps, for a tile [BLOCK_M, BLOCK_N] of pixels from ``start_m`` on.
 
     MASK_K: whether the C channels of a pixel may not be a multiple of BLOCK_K.
     """
@@ -83,7 +84,6 @@ def conv3x3_tile(
     col, row = offs_m % W, offs_m // W % H
     offs_in_block = tl.arange(0, BLOCK_K)
     blocks_k = (C + BLOCK_K - 1) // BLOCK_K
-    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for step in tl.range(0, 9 * blocks_k, num_stages=STAGES):
         tap = step // blocks_k
         offs_k = step % blocks_k * BLOCK_K + offs_in_block

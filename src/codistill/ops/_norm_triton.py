@@ -80,14 +80,15 @@ def norm_act_fwd(
 
 @triton.jit(do_not_specialize=UNSPECIALISED)
 def norm_act_bwd_dwdb(
-    dy_ptr, dy_stride, x_ptr, x_stride, out_ptr, stats_ptr, stats_stride, w_ptr, b_ptr, partial_ptr, semaphore_ptr,
-    dbdw_ptr, dshortcut_ptr, M, C, LOW: tl.constexpr, HIGH: tl.constexpr, UNIT: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_C: tl.constexpr, STAGES: tl.constexpr,
+    dy_ptr, dy_add_ptr, dy_stride, x_ptr, x_stride, out_ptr, stats_ptr, stats_stride, w_ptr, b_ptr, partial_ptr,
+    semaphore_ptr, dbdw_ptr, passed_ptr, M, C, LOW: tl.constexpr, HIGH: tl.constexpr, UNIT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The gradients of bias and weight, dbdw: float32 [2, C], which the gradient of the input needs.
 
-    Grid and partial: as in batch_stats. dy: [M, dy_stride]; x, out, dshortcut: [M, x_stride]. With a shortcut, the
-    activation is read from out, and dshortcut gets the part of dy that it lets through.
+    Grid and partial: as in batch_stats. dy, dy_add: [M, dy_stride]; x, out, passed: [M, x_stride]. dy_add is the
+    gradient of a second use of the output. With a shortcut, the activation is read from out. passed, if given, gets
+    the part of dy + dy_add that the activation lets through.
     """
     offs_c, mask_c = channel_block(C, BLOCK_C)
     mean, rstd, scale, offset = load_affine(stats_ptr, stats_stride, w_ptr, b_ptr, offs_c, mask_c)
@@ -95,6 +96,8 @@ def norm_act_bwd_dwdb(
     for start_m in tl.range(tl.program_id(1) * BLOCK_M, M, tl.num_programs(1) * BLOCK_M, num_stages=STAGES):
         dy_offs, mask = tile_offsets(start_m, M, dy_stride * UNIT, offs_c, dy_stride * UNIT, BLOCK_M)
         dy = tl.load(dy_ptr + dy_offs, mask=mask, other=0.0).to(tl.float32)
+        if dy_add_ptr is not None:
+            dy += tl.load(dy_add_ptr + dy_offs, mask=mask, other=0.0).to(tl.float32)
         offs, _ = tile_offsets(start_m, M, x_stride * UNIT, offs_c, C, BLOCK_M)
         x = tl.load(x_ptr + offs, mask=mask, other=0.0).to(tl.float32)
         if out_ptr is not None:
@@ -102,8 +105,8 @@ def norm_act_bwd_dwdb(
         else:
             out = x * scale[None, :] + offset[None, :]
         dy = clamp_backward(dy, out, LOW, HIGH)
-        if dshortcut_ptr is not None:
-            tl.store(dshortcut_ptr + offs, dy, mask=mask)
+        if passed_ptr is not None:
+            tl.store(passed_ptr + offs, dy, mask=mask)
         sum_db += dy
         sum_dw += dy * ((x - mean[None, :]) * rstd[None, :])
     store_partials(partial_ptr, tl.sum(sum_db, axis=0), tl.sum(sum_dw, axis=0), offs_c, mask_c, C)

@@ -218,10 +218,10 @@ def compute_dactivation(
         return dactivation, dbdw
     dactivation = channels_last(conv2d_backward(dgrown, activation, weight, (True, False, False))[0])
     norm_act_bwd_dwdb[tiling.reduction_grid](
-        dy_ptr=dactivation, dy_stride=activation_stride, x_ptr=features, x_stride=x_stride, out_ptr=None,
-        stats_ptr=stats, stats_stride=features.shape[1], w_ptr=norm_w, b_ptr=norm_b,
+        dy_ptr=dactivation, dy_add_ptr=None, dy_stride=activation_stride, x_ptr=features, x_stride=x_stride,
+        out_ptr=None, stats_ptr=stats, stats_stride=features.shape[1], w_ptr=norm_w, b_ptr=norm_b,
         partial_ptr=stats.new_empty(tiling.programs, 2, C),
-        semaphore_ptr=semaphores.take(activation.device, tiling.columns), dbdw_ptr=dbdw, dshortcut_ptr=None,
+        semaphore_ptr=semaphores.take(activation.device, tiling.columns), dbdw_ptr=dbdw, passed_ptr=None,
         M=tiling.M, C=C, LOW=LOW, HIGH=HIGH, STAGES=STAGES, **tiling.meta,
     )  # fmt: skip
     return dactivation, dbdw

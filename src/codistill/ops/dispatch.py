@@ -178,8 +178,8 @@ def small_conv2d(x_BCHW: Tensor, conv: nn.Conv2d, *, eps: float | None) -> tuple
 
 def norm_act(
     x_BCHW: Tensor, norm: nn.BatchNorm2d, bounds: Bounds, shortcut_BCHW: Tensor | None, stats: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """clamp(norm(x) + shortcut), and x for a second use, as in ``small_conv2d``.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """clamp(norm(x) + shortcut), twice, and x: a second use of either takes the second result or x.
 
     ``stats`` are the batch statistics of ``x``, where its convolution computed them.
     """
@@ -187,7 +187,7 @@ def norm_act(
 
     state = norm.running_mean, norm.running_var, norm.momentum or 0.0, norm.eps
     learned = norm.weight, norm.bias
-    out: tuple[Tensor, Tensor] = FusedNormAct.apply(x_BCHW, stats, shortcut_BCHW, *learned, *state, bounds)  # type: ignore[no-untyped-call]
+    out: tuple[Tensor, Tensor, Tensor] = FusedNormAct.apply(x_BCHW, stats, shortcut_BCHW, *learned, *state, bounds)  # type: ignore[no-untyped-call]
     return out
 
 

@@ -29,9 +29,10 @@ def compute_stats(x: Tensor, eps: float) -> Tensor:
 
 
 class FusedNormAct(torch.autograd.Function):
-    """clamp(batch_norm(x) + shortcut), and x for a second use, whose gradient the kernel for dx adds.
+    """(out, out, x) with out = clamp(batch_norm(x) + shortcut).
 
-    ``stats`` are the batch statistics of x, where its convolution computed them.
+    A second use of out or x takes the second or third result: kernels that run anyway then add the gradients of both
+    uses. ``stats`` are the batch statistics of x, where its convolution computed them.
     """
 
     @staticmethod
@@ -39,7 +40,7 @@ class FusedNormAct(torch.autograd.Function):
         ctx: Any, x: Tensor, stats: Tensor | None, shortcut: Tensor | None, weight: Tensor, bias: Tensor,
         running_mean: Tensor, running_var: Tensor, momentum: float, eps: float,
         bounds: tuple[float | None, float | None],
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         tiling = Tiling.of(x)
         C, row_stride = tiling.C, tiling.C // tiling.unit
         if stats is None:
@@ -54,31 +55,34 @@ class FusedNormAct(torch.autograd.Function):
         )  # fmt: skip
         ctx.save_for_backward(x, out if shortcut is not None else None, stats, weight, bias)
         ctx.bounds = bounds
-        ctx.set_materialize_grads(False)  # x is rarely used again: no kernel should fill a gradient with zeros
-        return out, x
+        ctx.set_materialize_grads(False)  # second uses are rare: no kernel should fill their gradients with zeros
+        return out, out.detach(), x
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor | None, dx_add: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         x, out, stats, weight, bias = ctx.saved_tensors
         tiling = Tiling.of(x)
         C, row_stride = tiling.C, tiling.C // tiling.unit
-        dy, (low, high) = torch.zeros_like(x) if dy is None else channels_last(dy), ctx.bounds
-        dshortcut = None if out is None else torch.empty_like(x)
-        dbdw = stats.new_empty(2, C)
+        dy, dy_add, dx_add = (None if one is None else channels_last(one) for one in gradients)
+        if dy is None:  # only the second use, or neither, has a gradient
+            dy, dy_add = torch.zeros_like(x) if dy_add is None else dy_add, None
+        passed = None if out is None and dy_add is None else torch.empty_like(x)
+        dbdw, (low, high) = stats.new_empty(2, C), ctx.bounds
         norm_act_bwd_dwdb[tiling.reduction_grid](
-            dy_ptr=dy, dy_stride=row_stride, x_ptr=x, x_stride=row_stride, out_ptr=out, stats_ptr=stats, stats_stride=C,
-            w_ptr=weight, b_ptr=bias, partial_ptr=stats.new_empty(tiling.programs, 2, C),
-            semaphore_ptr=semaphores.take(x.device, tiling.columns), dbdw_ptr=dbdw, dshortcut_ptr=dshortcut, M=tiling.M,
+            dy_ptr=dy, dy_add_ptr=dy_add, dy_stride=row_stride, x_ptr=x, x_stride=row_stride, out_ptr=out,
+            stats_ptr=stats, stats_stride=C, w_ptr=weight, b_ptr=bias,
+            partial_ptr=stats.new_empty(tiling.programs, 2, C),
+            semaphore_ptr=semaphores.take(x.device, tiling.columns), dbdw_ptr=dbdw, passed_ptr=passed, M=tiling.M,
             C=C, LOW=low, HIGH=high, STAGES=STAGES, **tiling.meta,
         )  # fmt: skip
-        if dshortcut is not None:  # what the activation lets through of dy
-            dy, low, high = dshortcut, None, None
+        if passed is not None:
+            dy, low, high = passed, None, None
         dx = torch.empty_like(x)
         norm_act_bwd_dx[tiling.tile_grid](
-            dy_ptr=dy, dy_stride=row_stride, x_ptr=x, x_stride=row_stride,
-            dx_add_ptr=None if dx_add is None else channels_last(dx_add), stats_ptr=stats,
+            dy_ptr=dy, dy_stride=row_stride, x_ptr=x, x_stride=row_stride, dx_add_ptr=dx_add, stats_ptr=stats,
             stats_stride=C, w_ptr=weight, b_ptr=bias, dbdw_ptr=dbdw, dx_ptr=dx, M=tiling.M, C=C, LOW=low, HIGH=high,
             **tiling.meta,
         )  # fmt: skip
+        dshortcut = None if out is None else passed
         return dx, None, dshortcut, dbdw[1], dbdw[0], None, None, None, None, None
