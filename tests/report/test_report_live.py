@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from codistill.recipes import parse
+from codistill.report import server as server_module
 from codistill.report.server import VERSION, RunWatcher, Server
 from support.browser import Tab
 from support.made_up import append, made_up_run, quick, record
@@ -65,7 +66,7 @@ def test_news_come_only_when_there_are_any(server: Server, run: Path) -> None:
 def test_what_has_not_changed_is_not_read_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     news = RunWatcher([run])
     first = news.page()
-    monkeypatch.setattr(news, "look", lambda: pytest.fail("the files are as they were"))
+    monkeypatch.setattr(server_module, "read_overview", lambda *_: pytest.fail("no file has changed"))
     assert news.page() == first
 
 
