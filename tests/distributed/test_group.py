@@ -48,23 +48,26 @@ def test_predictions_are_all_that_moves(tmp_path: Path) -> None:
         assert formula <= sent["by_kernel"] <= 1.01 * formula + 1000
 
 
-def relabelled(data: ImageData) -> ImageData:
-    """Returns the same images with every label changed."""
-    return replace(data, train=data.train.with_labels((data.train.labels + 1) % data.num_classes))
+def relabelled(data: ImageData, recipe: Recipe) -> ImageData:
+    """Returns the same images with every label changed, prepared by the recipe."""
+    from codistill.engine.checks import prepare_own_images
+
+    labels = (data.train.labels + 1) % data.num_classes
+    return prepare_own_images(replace(data, train=data.train.with_labels(labels)), recipe)
 
 
 def disagree(world: Any, notes: Path) -> None:
     """In each case the last rank is started with something else; all must raise the same, and none may wait."""
-    from codistill.data.load import load
+    from codistill.data import embedded
     from codistill.distributed import trainer
     from codistill.distributed.layout import LayoutRequest
+    from codistill.engine.checks import prepare_own_images
 
     odd = world.rank == world.size - 1
-    recipe = recipe_of(2)
-    data, said = load(recipe.data, seed=recipe.seed), []
+    recipe, data, said = recipe_of(2, data={"name": "fashion", "train_limit": 64}), embedded.read(), []
     cases: list[tuple[Any, ...]] = [
-        (recipe_of(2, seed=4, batch_size=16) if odd else recipe, data, LayoutRequest()),
-        (recipe, relabelled(data) if odd else data, LayoutRequest()),
+        (recipe.replace(seed=4, batch_size=16) if odd else recipe, data, LayoutRequest()),
+        (recipe, relabelled(data, recipe) if odd else prepare_own_images(data, recipe), LayoutRequest()),
         (recipe, data, LayoutRequest("b,a") if odd else LayoutRequest()),
         (recipe, data, LayoutRequest()),
     ]
