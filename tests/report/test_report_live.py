@@ -102,7 +102,7 @@ def test_connections_are_bounded_in_time_and_number(run: Path, monkeypatch: pyte
     server, before = serving(run), threading.active_count()
     half_open = []
     for _ in range(200):
-        half_open.append(socket.create_connection(server.server_address[:2], timeout=30))
+        half_open.append(socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=30))
         half_open[-1].sendall(b"GET / HTTP/1.1\r\nHost: ")
     assert threading.active_count() - before <= server_module.MAX_CONNECTIONS
     assert get(server, "/")[0] == 200
@@ -124,7 +124,7 @@ def test_a_client_that_hangs_up_prints_nothing(
 ) -> None:
     begun = threading.Barrier(2)
     monkeypatch.setattr(server.news, "page", lambda: (begun.wait(30), begun.wait(30), ("1", "x" * 2**24))[2])
-    client = socket.create_connection(server.server_address[:2], timeout=30)
+    client = socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=30)
     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
     begun.wait(30)
