@@ -52,6 +52,15 @@ def unknown(kind: str, name: str, allowed: Iterable[str]) -> ValueError:
     return ValueError(f"unknown {kind} {name!r}{hint or ';'} Allowed: {', '.join(choices) or 'none'}")
 
 
+def printable(text: str) -> str:
+    """Return the text with control characters replaced, which a terminal would obey; line breaks are kept.
+
+    >>> printable("cat\\x1b[2J")
+    'cat\ufffd[2J'
+    """
+    return "".join(char if char.isprintable() or char == "\n" else "\ufffd" for char in text)
+
+
 def number(value: float | None, digits: int) -> str:
     """Format a measured number, or a dash if it is missing or was not finite.
 

@@ -3,10 +3,12 @@
 import http.client
 import re
 import socket
+import struct
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -92,6 +94,45 @@ def test_a_port_in_use_is_said_with_what_to_do(run: Path) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ValueError, match=f"--port {port} is in use; choose another, or leave it out"):
             Server(RunWatcher([run]), port)
+
+
+def test_connections_are_bounded_in_time_and_number(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients that send half a request lose their connection, and neither hold threads nor keep others out."""
+    monkeypatch.setattr(server_module.Handler, "timeout", 0.5)
+    server, before = serving(run), threading.active_count()
+    half_open = []
+    for _ in range(200):
+        half_open.append(socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=30))
+        half_open[-1].sendall(b"GET / HTTP/1.1\r\nHost: ")
+    assert threading.active_count() - before <= server_module.MAX_CONNECTIONS
+    assert get(server, "/")[0] == 200
+    assert [client.recv(1) for client in half_open] == [b""] * 200
+    for client in half_open:
+        client.close()
+    server.shutdown()
+    server.server_close()
+
+
+def test_many_clients_at_once_are_all_answered(server: Server) -> None:
+    with ThreadPoolExecutor(300) as clients:
+        statuses = [one[0] for one in clients.map(lambda _: get(server, "/"), range(300))]
+    assert statuses == [200] * 300
+
+
+def test_a_client_that_hangs_up_prints_nothing(
+    server: Server, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = threading.Barrier(2)
+    monkeypatch.setattr(server.news, "page", lambda: (begun.wait(30), begun.wait(30), ("1", "x" * 2**24))[2])
+    client = socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=30)
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    begun.wait(30)
+    client.close()
+    begun.wait(30)
+    monkeypatch.undo()
+    assert get(server, "/")[0] == 200
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_the_open_page_follows_the_journal(tab: Tab, server: Server, run: Path) -> None:

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from codistill.errors import number
+from codistill.errors import number, printable
 from codistill.recipes.schema import Recipe
 
 if TYPE_CHECKING:
@@ -51,11 +51,11 @@ def shows_tracebacks() -> bool:
 def describe_error(error: Exception) -> str:
     """Return the message to print for an error; of torch's long errors only the first line."""
     if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
+        return printable(f"{error.filename}: {error.strerror}")
     if isinstance(error, RuntimeError):
         first, *_ = str(error).splitlines() or ["no message"]
         return f"{type(error).__name__}: {first}; set CODISTILL_DEBUG=1 for the traceback"
-    return str(error) or type(error).__name__
+    return printable(str(error)) or type(error).__name__
 
 
 def two_columns(rows: Mapping[str, str]) -> Table:
@@ -63,19 +63,19 @@ def two_columns(rows: Mapping[str, str]) -> Table:
     grid.add_column(no_wrap=True, style="bold")
     grid.add_column()
     for name, text in rows.items():
-        grid.add_row(name, text)
+        grid.add_row(printable(name), printable(text))
     return grid
 
 
 def make_table(left: Sequence[str], right: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> Table:
     """Return a table whose first columns begin at the left and whose others, numbers, end at the right."""
-    table = Table(title=title or None, title_justify="left")
+    table = Table(title=printable(title) or None, title_justify="left")
     for heading in left:
         table.add_column(heading)
     for heading in right:
         table.add_column(heading, justify="right")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(printable, row))
     return table
 
 

@@ -29,7 +29,7 @@ from codistill.cli.terminal import (
 from codistill.distributed.launch import LAUNCHER, is_orphaned, is_rank, launch
 from codistill.distributed.layout import LayoutRequest, check_request
 from codistill.engine.signals import StoppedEarlyError, StopRequest
-from codistill.errors import ExitCode
+from codistill.errors import ExitCode, printable
 from codistill.log import logging_to
 from codistill.recipes.schema import Recipe
 from codistill.runs.folder import RunFolder
@@ -240,5 +240,7 @@ def conclude(folder: Path, recipe: Recipe) -> None:
     result = read_finished(run)
     console().print(network_table(recipe.networks, last_epoch(result)))
     epochs, elapsed = recipe.length.epochs, duration(result["elapsed_s"])
-    typer.echo(f"{recipe.name}, {recipe.method}, seed {recipe.seed}: the last of {epochs} epochs, after {elapsed}")
+    typer.echo(
+        f"{printable(recipe.name)}, {recipe.method}, seed {recipe.seed}: the last of {epochs} epochs, after {elapsed}"
+    )
     typer.echo(f"result   {run.result}\nweights  {run.weights('NETWORK')}, without heads")

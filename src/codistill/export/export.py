@@ -18,7 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from torch import Tensor, nn
 
 import codistill
-from codistill.errors import number
+from codistill.errors import number, printable
 from codistill.export import bundle, formats
 from codistill.export.formats import Classify, Format, Identity
 from codistill.export.network import History, PlainNetwork, load_network
@@ -205,6 +205,6 @@ def teachers(history: History) -> set[str]:
 
 def code(text: object) -> str:
     """Return a Markdown code span for a table cell; nothing inside is interpreted as Markdown or HTML."""
-    line = " ".join(str(text).split()).replace("|", r"\|")
+    line = printable(" ".join(str(text).split())).replace("|", r"\|")
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", line)), default=0))
     return f"{fence}{line}{fence}" if fence == "`" else f"{fence} {line} {fence}"

@@ -3,6 +3,8 @@
 import errno
 import hashlib
 import signal
+import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -10,6 +12,7 @@ from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from codistill.report.overview import read_overview
@@ -21,6 +24,11 @@ LOOPBACK = "127.0.0.1"
 VERSION = "Codistill-Version"
 # Protects against DNS rebinding: another site must not read this page by resolving its own name to this address.
 HOSTS = ("127.0.0.1", "localhost")
+TIMEOUT_S = 10.0
+"""How long a client may take to send its request, and to read each part of the answer."""
+MAX_CONNECTIONS = 64
+"""Connections served at once, each by a thread; further ones wait in the backlog."""
+BACKLOG = 1024
 
 
 class RunWatcher:
@@ -64,6 +72,7 @@ class Handler(BaseHTTPRequestHandler):
     """Serves the page at ``/``, and at ``/news?since=VERSION`` only if it has changed since."""
 
     server_version, sys_version = "codistill", ""
+    timeout = TIMEOUT_S
     server: "Server"
 
     def do_GET(self) -> None:
@@ -106,9 +115,11 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
     allow_reuse_address = True
+    request_queue_size = BACKLOG
 
     def __init__(self, news: RunWatcher, port: int) -> None:
         self.news = news
+        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
         try:
             super().__init__((LOOPBACK, port), Handler)
         except OSError as error:
@@ -116,6 +127,31 @@ class Server(ThreadingHTTPServer):
                 raise
             why = "is in use" if error.errno == errno.EADDRINUSE else "needs more privileges"
             raise ValueError(f"--port {port} {why}; choose another, or leave it out to use a free one") from None
+
+    def get_request(self) -> tuple[socket.socket, object]:
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(0.1)  # out of descriptors: the connection stays in the backlog, so select returns at once
+            raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        # Each connection frees its place after TIMEOUT_S at the latest, unless it sends or reads now and then.
+        if not self._free.acquire(timeout=2 * TIMEOUT_S):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Report an error, except that a client hung up or was too slow."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
     @property
     def address(self) -> str:
