@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
 from PIL import Image
 
 from codistill.export.export import code, export_network
@@ -13,6 +14,16 @@ from support.runs import train
 from support.tiny import tiny_recipe
 
 ESC = "\x1b]0;owned\x07"
+
+
+def test_no_memory_is_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("codistill.cli.explore.show_listings", fail)
+    ended = call("list")
+    assert (ended.exit_code, ended.stderr.startswith("error: ")) == (2, True)
+    assert "memory" in ended.stderr
 
 
 def test_class_names_in_data(tmp_path: Path) -> None:

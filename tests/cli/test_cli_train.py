@@ -277,6 +277,16 @@ def test_evaluate_notices_other_weights(copied: Path, codistill: Codistill) -> N
     assert "\n  b: " not in result.stderr
 
 
+def test_evaluate_notices_a_result_that_contradicts_itself(copied: Path, codistill: Codistill) -> None:
+    """Tables read the errors under ``networks``, evaluations those under ``epochs``; 0.01 is within the tolerance."""
+    path = copied / "result.json"
+    result = json.loads(path.read_text())
+    result["networks"]["b"]["last"]["top1_error"] += 0.01
+    path.write_text(json.dumps(result))
+    answer = codistill("evaluate", copied)
+    assert (answer.exit_code, "\n  b: result.json contradicts itself" in answer.stderr) == (2, True)
+
+
 def test_evaluate_refuses_what_it_cannot_read(copied: Path, codistill: Codistill) -> None:
     (copied / "weights" / "b.safetensors").write_bytes(b"not safetensors")
     broken_weights = codistill("evaluate", copied)

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,16 @@ def test_a_bad_json_file_is_named(tmp_path: Path, content: bytes, words: str) ->
     path.write_bytes(content)
     with pytest.raises(RunError, match=f"{path} is {words}"):
         read_json(path, max_bytes=100)
+
+
+def test_a_small_file_takes_little_memory_whatever_its_limit_is(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("[]")
+    tracemalloc.start()
+    try:
+        assert read_json(tmp_path / "a.json", max_bytes=2**26) == []
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_nesting_bomb_is_refused(tmp_path: Path) -> None:

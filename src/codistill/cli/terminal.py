@@ -52,6 +52,8 @@ def describe_error(error: Exception) -> str:
     """Return the message to print for an error; of torch's long errors only the first line."""
     if isinstance(error, OSError) and error.filename is not None:
         return printable(f"{error.filename}: {error.strerror}")
+    if isinstance(error, MemoryError):
+        return "this machine does not have enough free memory for this command; what was saved is intact"
     if isinstance(error, RuntimeError):
         first, *_ = str(error).splitlines() or ["no message"]
         return f"{type(error).__name__}: {first}; set CODISTILL_DEBUG=1 for the traceback"

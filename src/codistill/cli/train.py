@@ -228,10 +228,11 @@ class ConsoleHandler(logging.Handler):
         self.screen = screen
 
     def emit(self, record: logging.LogRecord) -> None:
+        message = printable(record.getMessage())
         if record.levelno >= logging.WARNING:
-            typer.echo(f"warning: {record.getMessage()}", err=True)
+            typer.echo(f"warning: {message}", err=True)
         else:
-            self.screen.print(record.getMessage(), soft_wrap=True)
+            self.screen.print(message, soft_wrap=True)
 
 
 def conclude(folder: Path, recipe: Recipe) -> None:

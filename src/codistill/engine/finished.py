@@ -134,7 +134,8 @@ def other_test_images(recipe: Recipe) -> str:
 def find_differences(measured: Mapping[str, Metrics], result: Mapping[str, Any], epoch: int) -> list[str]:
     """Describe the metrics that differ from the result's at that epoch by more than the tolerance.
 
-    Metrics that are not finite are null in the result.
+    Metrics that are not finite are null in the result. It has those of the last epoch twice, which must be equal:
+    tables read the second ones.
     """
     record = next((record["test"] for record in result["epochs"] if record["epoch"] == epoch), None)
     if record is None:
@@ -142,6 +143,8 @@ def find_differences(measured: Mapping[str, Metrics], result: Mapping[str, Any],
     differences = []
     for name, metrics in measured.items():
         values = metrics.to_dict()
+        if record is result["epochs"][-1]["test"] and record[f"{name}/final"] != result["networks"][name]["last"]:
+            differences.append(f"{name}: result.json contradicts itself about the last epoch, so it is damaged")
         for key, tolerance in TOLERANCES.items():
             now = values[key] if math.isfinite(values[key]) else None
             then = record[f"{name}/final"][key]

@@ -170,7 +170,8 @@ def read_json(path: Path, max_bytes: int = 2**20, *, follow_links: bool = False)
     """Read a JSON file; raises RunError if it is too large, not a regular file, or not JSON."""
     opener = partial(open_regular, follow_links=follow_links)
     with explained(path.parent, f"read {path.name}"), open(path, "rb", opener=opener) as file:
-        content = file.read(max_bytes + 1)
+        # read(n) allocates n bytes, however small the file is.
+        content = file.read(min(os.fstat(file.fileno()).st_size, max_bytes) + 1)
     if len(content) > max_bytes:
         raise RunError(f"{path} is larger than {max_bytes:,} bytes, the limit for this file")
     try:
