@@ -28,8 +28,8 @@ class ResidualBlock(nn.Module):
         self.shortcut = shortcut
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        # stats: batch statistics of the branch, None unless its last convolution computed them. x is returned, so that
-        # one kernel adds the gradients of its two uses.
+        # stats: batch statistics of the branch, None unless its last convolution computed them. x is returned
+        # for its second use: on a GPU, one kernel adds the gradients of both.
         branch_BCHW, stats, x_BCHW = self.branch.with_stats(x_BCHW, self.activation)
         out: Tensor = self.activation(branch_BCHW, self.shortcut(x_BCHW), stats)
         return out
@@ -148,7 +148,7 @@ class PreActivationBlock(nn.Module):
         self.projection = Conv2d(in_channels, out_channels, 1, stride) if changes else None
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        # a, a and x: one autograd output per use, so that one kernel adds their gradients.
+        # a, a and x, one output per use: on a GPU, the norm's backward kernels add the gradients.
         for_branch, for_projection, shortcut = self.activation.for_two_uses(x_BCHW)
         if self.projection is not None:
             shortcut = self.projection(for_projection)
