@@ -1,7 +1,8 @@
 """One training step: augment, forward, exchange, objective, backward, update.
 
-``step`` is all of it; ``engine/fast/capture.py`` records this very function as a CUDA graph. An ``Executor`` decides
-how the networks run and how their weights are updated: one after the other here, overlapping and in bfloat16 there.
+``engine/fast/capture.py`` captures ``step`` as a CUDA graph. An ``Executor`` runs the networks and updates their
+weights: one after the other here; there on parallel streams, with bfloat16 weights beside float32 master weights. A
+network has a classifier at its end and at each exit, named ``network/exit``. Axes: M classifiers.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,7 +28,12 @@ PARTS = ("augment", "forward", "objective", "backward", "update")
 
 
 def step(training: Training, executor: "Executor", batch: Draws, at: StepContext) -> None:
-    """Train on one batch. ``training.peers`` are the other processes; alone, its methods return what they are given."""
+    """Train on one batch: the indices of its images and the random draws of their augmentation.
+
+    With gradient accumulation, ``at`` says whether the batch is the first or last of an update, and its share of the
+    update's images. ``peers`` are the other processes, which train other networks, other shards of the batch, or both;
+    in one process its methods are no-ops.
+    """
     peers, health = training.peers, training.health
     with record_function("augment"):
         images, labels = executor.program.augment(batch)
@@ -36,26 +42,26 @@ def step(training: Training, executor: "Executor", batch: Draws, at: StepContext
     with record_function("forward"), training.machine.autocast():
         logits = executor.forward(images, at)
     with record_function("objective"):
-        logits = peers.exchange(logits, training.classifiers)
+        logits = peers.exchange(logits, training.classifiers)  # those of other processes are constants
         total = objective(training, logits, labels)
-    fraction = len(labels) / at.images
+    fraction = len(labels) / at.images  # this process's shard of the batch
     with record_function("backward"), peers.reduce_gradients(fraction, at.updates):
         (total * (at.share_of_update * fraction)).backward()  # type: ignore[no-untyped-call]
     if at.updates:
         with record_function("update"):
             health.decide_update(executor.gradients(), peers.whole_norms)
-            executor.update()
+            executor.update()  # skips the networks that health has left out
             if training.average:
                 training.average.update(training.cohort, health, peers.local)
             health.finish_update()
 
 
 def objective(training: Training, logits: Mapping[str, Tensor], labels: Tensor) -> Tensor:
-    """The total to minimise; networks with non-finite logits are left out. Adds its terms to the tally."""
+    """The total to minimise; networks with non-finite logits are left out. Adds its terms to the logged sums."""
     used, peers = training.objective.classifiers, training.peers
     finite_M = training.health.finite_mask([logits[name] for name in used], peers.all)
     if not len(labels):
-        # This process has no image of a short batch: the others still wait for its sums and its gradients, of 0.
+        # An empty shard of a short batch: the process still joins every all-reduce, with sums and gradients of 0.
         training.tally.sums += peers.sum(torch.zeros_like(training.tally.sums))
         return torch.stack([tensor.sum() for tensor in logits.values()]).sum()
     loss: Loss = training.objective(logits, labels, finite_M)
@@ -76,9 +82,9 @@ class Program:
 
 
 class Programs:
-    """The program for full batches, as ``runtime.kernels`` says, and plain torch for an epoch's short last batch:
+    """The program for full batches, as ``runtime.kernels`` says, and plain torch for an epoch's short last batch.
 
-    compiling for one batch an epoch would cost more than it saves in the whole training.
+    Compiling for one batch an epoch would cost more than it saves in the whole training.
     """
 
     def __init__(self, training: Training, cohort: Cohort) -> None:
@@ -115,7 +121,7 @@ class PlainExecutor:
     def __init__(self, training: Training, program: Program, cohort: Cohort | None = None) -> None:
         self.training, self.program = training, program
         self.cohort = cohort or training.cohort
-        """The networks whose parameters get the gradients."""
+        """The networks that the backward pass reaches: with bfloat16, copies of those that the optimizers update."""
         self.winograd = training.machine.winograd == "on"
 
     def forward(self, images: Tensor, at: StepContext) -> Mapping[str, Tensor]:
@@ -142,7 +148,7 @@ class PlainExecutor:
 
 
 class PlainStep:
-    """Launches every operation of the step from Python; ``path`` says how it computes, for the log."""
+    """Launches every operation of the step from Python; ``path`` describes it in the log."""
 
     def __init__(self, training: Training, path: str) -> None:
         self.training, self.path = training, path

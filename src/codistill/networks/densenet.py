@@ -93,4 +93,4 @@ class DenseNet(PreActivatedArchitecture):
 
     @property
     def _n(self) -> int:
-        return blocks_per_stage("DenseNet", self.depth, per_block=3, extra=4)
+        return blocks_per_stage("DenseNet", self.depth, per_n=3, extra=4)

@@ -3,6 +3,9 @@
 He et al. 2016a, "Deep Residual Learning for Image Recognition", CVPR: activation after the addition.
 He et al. 2016b, "Identity Mappings in Deep Residual Networks", ECCV: normalisation and activation before a convolution.
 Zagoruyko & Komodakis 2016, "Wide Residual Networks", BMVC: fewer, wider pre-activation blocks.
+
+``Row(blocks, channels, stride=2)``: the stride is the first block's. ``stages`` are the backbone's rows; ``auxiliary``
+are the rows of the head at the end of each named stage, before its own pooling and linear layer.
 """
 
 from dataclasses import dataclass
@@ -25,6 +28,8 @@ class ResidualBlock(nn.Module):
         self.shortcut = shortcut
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
+        # stats: batch statistics of the branch, None unless its last convolution computed them. x is returned
+        # for its second use: on a GPU, one kernel adds the gradients of both.
         branch_BCHW, stats, x_BCHW = self.branch.with_stats(x_BCHW, self.activation)
         out: Tensor = self.activation(branch_BCHW, self.shortcut(x_BCHW), stats)
         return out
@@ -94,7 +99,7 @@ class CifarResNet(TabulatedArchitecture):
 
     @property
     def _n(self) -> int:
-        return blocks_per_stage("CIFAR ResNet", self.depth, per_block=6, extra=2)
+        return blocks_per_stage("CIFAR ResNet", self.depth, per_n=6, extra=2)
 
 
 @dataclass(frozen=True)
@@ -133,7 +138,7 @@ class ImageNetResNet(TabulatedArchitecture):
 
 
 class PreActivationBlock(nn.Module):
-    """branch(a) + x, or branch(a) + projection(a) where the shape changes; a = relu(bn(x)) is shared."""
+    """branch(a) + x, or branch(a) + projection(a) where the shape changes; a = relu(norm(x))."""
 
     def __init__(self, branch: nn.Module, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
@@ -143,10 +148,11 @@ class PreActivationBlock(nn.Module):
         self.projection = Conv2d(in_channels, out_channels, 1, stride) if changes else None
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        activated, again, shortcut = self.activation.for_two_uses(x_BCHW)
+        # a, a and x, one output per use: on a GPU, the norm's backward kernels add the gradients.
+        for_branch, for_projection, shortcut = self.activation.for_two_uses(x_BCHW)
         if self.projection is not None:
-            shortcut = self.projection(again)
-        out: Tensor = self.branch(activated) + shortcut
+            shortcut = self.projection(for_projection)
+        out: Tensor = self.branch(for_branch) + shortcut
         return out
 
 
@@ -179,7 +185,7 @@ class PreActivationResNet(PreActivatedArchitecture):
 
     @property
     def _n(self) -> int:
-        return blocks_per_stage("pre-activation ResNet", self.depth, per_block=9, extra=2)
+        return blocks_per_stage("pre-activation ResNet", self.depth, per_n=9, extra=2)
 
 
 @dataclass(frozen=True)
@@ -215,4 +221,4 @@ class WideResNet(PreActivatedArchitecture):
 
     @property
     def _n(self) -> int:
-        return blocks_per_stage("WRN", self.depth, per_block=6, extra=4)
+        return blocks_per_stage("WRN", self.depth, per_n=6, extra=4)

@@ -131,9 +131,9 @@ def half(count: int) -> int:
     return (count + 1) // 2
 
 
-def blocks_per_stage(family: str, depth: int, per_block: int, extra: int) -> int:
-    """The number n of blocks per stage, where depth = ``per_block`` × n + ``extra``."""
-    blocks, rest = divmod(depth - extra, per_block)
+def blocks_per_stage(family: str, depth: int, per_n: int, extra: int) -> int:
+    """The number n of blocks per stage, where depth = ``per_n`` × n + ``extra``."""
+    blocks, rest = divmod(depth - extra, per_n)
     if blocks < 1 or rest:
-        raise ValueError(f"{family}: depth {depth} does not fit; it is {per_block}n+{extra}, as in {per_block + extra}")
+        raise ValueError(f"{family}: depth {depth} does not fit; it is {per_n}n+{extra}, as in {per_n + extra}")
     return blocks

@@ -1,9 +1,11 @@
 """Triton kernels for batch norm, addition of a shortcut and clamp activation: two forward, two backward.
 
-Feature maps are [M, C] with M = batch × height × width, row strides in units of ``UNIT`` elements. Elements beyond a
-row's C may be read, since whole units are faster, and are ignored. ``stats`` is float32 [3, stats_stride]: mean, 1 /
-std and variance. Reductions add in a fixed order, so that every run gives the same bits: each program stores partial
-sums, and the last one of its column, which a semaphore tells, adds them ("last block" reduction).
+Feature maps are channels-last [M, C], M = batch × height × width > 1, and may be channels of wider rows.
+``*_stride`` of a map is its row stride in units of UNIT elements, so that the compiler knows its alignment.
+Load masks reach to a row stride, not to C, so that loads are vectorised; sums of channels beyond C are not stored.
+Offsets are 32-bit. ``stats`` is float32 [3, stats_stride], in elements: mean, 1 / std and biased variance. LOW and HIGH
+are the clamp's bounds, None for none. Reductions are deterministic: each program stores partial sums, and the last one
+of its channel block, found by a semaphore (int32 [channel blocks], zeros), adds them ("last block" reduction).
 """
 
 import triton
@@ -11,7 +13,7 @@ import triton.language as tl
 
 SHIFT_ROWS: tl.constexpr = tl.constexpr(16)
 UNSPECIALISED = ["x_stride", "out_stride", "dy_stride", "source_stride", "stats_stride", "M", "source_M"]
-"""Arguments that are not specialised, so that one compiled kernel serves all sizes."""
+"""Arguments that are not specialised, so that one compiled kernel serves all sizes; ``source_*`` are dense.py's."""
 
 
 @triton.jit(do_not_specialize=UNSPECIALISED)
@@ -19,11 +21,11 @@ def batch_stats(
     x_ptr, x_stride, out_ptr, out_stride, partial_ptr, semaphore_ptr, stats_ptr, stats_stride, M, C, eps,
     UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Per-channel statistics of x [M, C]; copies x to out [M, C] if that is given.
+    """Computes the batch statistics of x [M, C]; copies x to out [M, C] unless out_ptr is None.
 
     Grid: (channel blocks, programs that share the rows). partial: float32 [programs, 2, C]. Sums are of differences to
-    the mean of a channel's first rows, so that a large mean costs no digits; of several rows, since one of them may
-    hold nearly all of the variance.
+    the mean of a channel's first SHIFT_ROWS rows, which avoids cancellation where the mean is large; of several,
+    since one row may be an outlier.
     """
     offs_c, mask_c = channel_block(C, BLOCK_C)
     shift_offs, shift_mask = tile_offsets(0, M, x_stride * UNIT, offs_c, C, SHIFT_ROWS)
@@ -56,7 +58,8 @@ def norm_act_fwd(
 ):  # fmt: skip
     """out = clamp(norm(x) + shortcut), with zeros where out has channels beyond C; updates the running statistics.
 
-    Grid: (tiles,). x, shortcut: [M, x_stride]; out: [M, out_stride]; w, b, running_mean, running_var: float32 [C].
+    Grid: (tiles of out,). x, shortcut: [M, x_stride]; out: [M, out_stride], out_stride <= x_stride; w, b, running_mean,
+    running_var: float32 [C].
     """
     start_m, offs_c = tile_start(out_stride * UNIT, BLOCK_M, BLOCK_C)
     mask_c = offs_c < C
@@ -87,8 +90,8 @@ def norm_act_bwd_dwdb(
     """The gradients of bias and weight, dbdw: float32 [2, C], which the gradient of the input needs.
 
     Grid and partial: as in batch_stats. dy, dy_add: [M, dy_stride]; x, out, passed: [M, x_stride]. dy_add is the
-    gradient of a second use of the output. With a shortcut, the activation is read from out. passed, if given, gets
-    the part of dy + dy_add that the activation lets through.
+    gradient of a second use of the output. out is given if there was a shortcut, else recomputed from x. passed, if
+    given, gets the gradient of the clamp's input, also the shortcut's; then it is dy of norm_act_bwd_dx, without clamp.
     """
     offs_c, mask_c = channel_block(C, BLOCK_C)
     mean, rstd, scale, offset = load_affine(stats_ptr, stats_stride, w_ptr, b_ptr, offs_c, mask_c)
@@ -121,10 +124,10 @@ def norm_act_bwd_dx(
     dy_ptr, dy_stride, x_ptr, x_stride, dx_add_ptr, stats_ptr, stats_stride, w_ptr, b_ptr, dbdw_ptr, dx_ptr, M, C,
     LOW: tl.constexpr, HIGH: tl.constexpr, UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the input, plus dx_add if that is given, which may be dx itself.
+    """The gradient of the norm's input x, plus dx_add if that is given, which may be dx itself.
 
-    Grid: (tiles,). dy: [M, dy_stride]; x, dx_add, dx: [M, x_stride]. Channels of dx beyond C get arbitrary values, as
-    far as dy has them.
+    Grid: (tiles of dy,). dy: [M, dy_stride]; x, dx_add, dx: [M, x_stride], x_stride >= dy_stride. Channels of dx from C
+    to dy's row stride get arbitrary values.
     """
     start_m, offs_c = tile_start(dy_stride * UNIT, BLOCK_M, BLOCK_C)
     mask_c = offs_c < C
@@ -207,7 +210,7 @@ def store_partials(partial_ptr, sum0, sum1, offs_c, mask_c, C):
 
 @triton.jit
 def is_last_block(semaphore_ptr):
-    """True for the last program of its column (grid axis 1) that gets here; it resets the semaphore."""
+    """True for the last program of its channel block (grid axis 0) that gets here; it resets the semaphore."""
     tl.debug_barrier()  # all threads have stored before one of them counts the program
     ptr = semaphore_ptr + tl.program_id(0)
     last_block = tl.atomic_add(ptr, 1, sem="acq_rel") == tl.num_programs(1) - 1
