@@ -27,7 +27,7 @@ ALLOWED = {
     "data/cifar.py": {"pickle"},  # CIFAR's own files; every name in them becomes an inert stand-in
     "export/formats.py": {"torch.export.load"},  # of what this process has just written, to check it
     "data/download.py": {"pooch"},  # `codistill data NAME --download`, and nothing else, downloads
-    "report/server.py": {"http", "urllib"},  # `codistill watch` serves its page to this machine alone
+    "report/server.py": {"http", "socket", "urllib"},  # `codistill watch` serves its page to this machine alone
     "cli/results.py": {"webbrowser"},  # `codistill watch --browser` shows it
     "distributed/launch.py": {"socket"},  # `codistill train --nproc`: processes that meet on the loopback interface
 }
