@@ -85,7 +85,7 @@ def test_stop_ends_the_run_and_keeps_what_was_saved(tmp_path: Path, monkeypatch:
         train(tiny_recipe(on_nonfinite="stop"), tmp_path / "run", monkeypatch, non_finite_at=4)
     saved = Store(tmp_path / "run" / "checkpoints").newest()
     assert saved is not None
-    assert saved.step == 3
+    assert saved.state["position"] == {"epoch": 1, "step": 3}  # from which a continued run raises the same again
 
 
 def test_rollback_takes_back_what_was_learned_in_this_epoch() -> None:
