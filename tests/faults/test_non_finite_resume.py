@@ -89,8 +89,8 @@ def train(recipe: Recipe, out: Path, interruption: Interruption) -> None:
         if schedule.steps_taken(position) == interruption.after_steps:
             interrupt()
 
-    TrainingSchedule.context = noted  # type: ignore[method-assign]
-    trainer.prepare_training = prepared  # type: ignore[attr-defined]
+    TrainingSchedule.context = noted  # type: ignore[assignment, method-assign]
+    trainer.prepare_training = prepared  # type: ignore[assignment, attr-defined]
     try:
         with StopRequest() as stop:
             for _ in trainer.train(recipe, out, stop=stop, heartbeat=beat):
