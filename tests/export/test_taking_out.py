@@ -82,7 +82,7 @@ def test_a_network_that_is_not_finite_in_the_middle_of_an_epoch_does_not_ship(
     saved = store.newest()
     assert saved is not None
     assert saved.state["position"]["step"] > 0
-    saved.tensors["cohort/members.b.backbone.stages.stem.1.bias"][0] = -torch.inf
+    saved.tensors["cohort/members.b.backbone.stages.stem.1.0.bias"][0] = -torch.inf
     store.save(saved.step, saved.tensors, saved.state)
     with pytest.raises(ValueError, match=r"network 'b' .* is not finite .* continue training with: codistill train"):
         export_network(run, "b", "safetensors", tmp_path / "b")
