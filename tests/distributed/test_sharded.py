@@ -191,7 +191,7 @@ def test_a_teacher_is_sharded_too(tmp_path: Path) -> None:
 
 
 def corrupt_a_shard(world: Any, notes: Path) -> None:
-    from codistill.engine.health import Recovery
+    from codistill.engine.recovery import Recovery
 
     recipe = sharded_recipe()
     training = training_of(recipe, mesh_of(world, recipe, "a+b", 2))
@@ -201,7 +201,7 @@ def corrupt_a_shard(world: Any, notes: Path) -> None:
     moved = {name: tensor.clone() for name, tensor in training.tensors_of("b").items()}
     if world.rank == 1:
         training.tensors_of("a")["cohort/members.a.backbone.stages.stem.weight"].view(-1)[0] = torch.nan
-    recovery.check()
+    recovery.end_epoch()
     assert all(torch.equal(tensor, before[name]) for name, tensor in training.tensors_of("a").items())
     assert all(torch.equal(tensor, moved[name]) for name, tensor in training.tensors_of("b").items())
     assert any(not torch.equal(tensor, before[name]) for name, tensor in moved.items())

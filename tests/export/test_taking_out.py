@@ -73,6 +73,24 @@ def test_the_moving_average_ships(averaged: Path, tmp_path: Path) -> None:
     assert "| weights | their moving average, decay 0.9 |" in (tmp_path / "finished" / "MODEL_CARD.md").read_text()
 
 
+def test_a_network_that_is_not_finite_in_the_middle_of_an_epoch_does_not_ship(
+    interrupted: Path, tmp_path: Path
+) -> None:
+    """A dead unit's infinite bias reaches no logit. The peers in the same checkpoint do ship."""
+    run = shutil.copytree(interrupted, tmp_path / "run")
+    store = Store(run / "checkpoints")
+    saved = store.newest()
+    assert saved is not None
+    assert saved.state["position"]["step"] > 0
+    saved.tensors["cohort/members.b.backbone.stages.stem.1.0.bias"][0] = -torch.inf
+    store.save(saved.step, saved.tensors, saved.state)
+    with pytest.raises(ValueError, match=r"network 'b' .* is not finite .* continue training with: codistill train"):
+        export_network(run, "b", "safetensors", tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+    exported = export_network(run, "a", "safetensors", tmp_path / "a")
+    assert same(load_file(exported.model), saved_weights(run, "cohort/members.a.backbone."))
+
+
 def test_the_moving_average_of_an_interrupted_run_ships(tmp_path: Path) -> None:
     run = train(tiny_recipe(), tmp_path / "run", steps=2)
     exported = export_network(run, "b", "safetensors", tmp_path / "out")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from codistill.engine.health import Recovery
+from codistill.engine.recovery import Recovery
 from codistill.recipes.schema import AdamW
 from support.injection import KINDS, Stepper, assert_same, bad_logit, bad_weight, own, started, without_edges_of
 from support.stress import INJECTIONS, Counted
@@ -56,7 +56,7 @@ def test_a_hundred_injections(optimizer: str, counted: Counted) -> None:
             assert_same(own(after, target), own(states[now], target), but_for=spoilt)
             expected = {"gradient": states[now + 1], "pixel": states[now]}.get(kind, without[target, now])
             assert_same(own(after, well), own(expected, well))
-        recovery.check()
+        recovery.end_epoch()
         assert_same(own(stepper.state(), target), own(states[now], target))
         assert_same(own(stepper.state(), well), own(after, well))
     assert kinds.total() == count

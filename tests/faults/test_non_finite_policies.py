@@ -1,4 +1,4 @@
-"""What the recipe says of networks that are not finite is done where a run saves or evaluates, and reported."""
+"""What the recipe says of networks that are not finite is done at the end of an epoch, and reported."""
 
 import json
 import logging
@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from codistill.engine import trainer
-from codistill.engine.health import Recovery
+from codistill.engine.recovery import Recovery
 from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.engine.state import Training
 from codistill.errors import RunError
@@ -42,17 +42,17 @@ def train(recipe: Recipe, out: Path, monkeypatch: pytest.MonkeyPatch, non_finite
     return made[0]
 
 
-def test_weights_that_are_not_finite_go_back_to_the_last_save(
+def test_weights_that_are_not_finite_go_back_to_the_epoch_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Saved only at the end of an epoch: network a loses what it learned since then, and network b nothing."""
+    """Network a loses what it learned in this epoch, and network b nothing."""
     recipe = tiny_recipe(length={"epochs": 3}, checkpoints={"every_s": 1000.0})
     train(recipe, tmp_path / "run", monkeypatch, non_finite_at=4)
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert {name: one["skipped"] for name, one in result["networks"].items()} == {"a": 2, "b": 0}
     assert [record["skipped"]["a"] for record in result["epochs"]] == [0, 2, 2]
     assert "network 'a' was left out of 2 updates" in caplog.text
-    assert caplog.text.count("network 'a' is rolled back to its state of the last save") == 1
+    assert caplog.text.count("network 'a' is rolled back to its state at the end of the epoch before") == 1
     for name in ("a", "b"):
         assert all(
             tensor.isfinite().all() for tensor in load_file(tmp_path / "run/weights" / f"{name}.safetensors").values()
@@ -60,15 +60,24 @@ def test_weights_that_are_not_finite_go_back_to_the_last_save(
 
 
 @pytest.mark.promise("finite")
-def test_no_checkpoint_holds_nan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The weights become NaN between the step and its save, which checks them first."""
-    train(tiny_recipe(checkpoints={"every_s": 0, "keep": 99}), tmp_path / "run", monkeypatch, non_finite_at=3)
+def test_every_checkpoint_can_roll_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NaN weights are saved only in the middle of their epoch, beside the finite copy that they are rolled back to."""
+    recipe = tiny_recipe(checkpoints={"every_s": 0, "keep": 99}, length={"epochs": 3})
+    train(recipe, tmp_path / "run", monkeypatch, non_finite_at=4)
+    spoilt, with_copies = set(), set()
     found = sorted((tmp_path / "run" / "checkpoints").iterdir())
-    assert len(found) >= 6
     for path in found:
+        at = json.loads((path / "state.json").read_text())["position"]
+        place = at["epoch"], at["step"]
         tensors = load_file(path / "tensors.safetensors")
-        assert all(tensor.isfinite().all() for tensor in tensors.values()), path
-    assert Store(tmp_path / "run" / "checkpoints").newest() is not None
+        copies = {name: tensor for name, tensor in tensors.items() if name.startswith("good/")}
+        names = {name.removeprefix("good/") for name in copies}
+        assert names == (set(own(tensors, "a") | own(tensors, "b")) - set(copies) if at["step"] else set())
+        assert all(tensor.isfinite().all() for tensor in copies.values())
+        spoilt |= {place for tensor in tensors.values() if not tensor.isfinite().all()}
+        with_copies |= {place for _ in copies}
+    assert len(found) == len(with_copies) + 3
+    assert spoilt == {(1, 1), (1, 2)}  # that of step 6 is replaced by the one at the end of the epoch
 
 
 def test_stop_ends_the_run_and_keeps_what_was_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,20 +85,20 @@ def test_stop_ends_the_run_and_keeps_what_was_saved(tmp_path: Path, monkeypatch:
         train(tiny_recipe(on_nonfinite="stop"), tmp_path / "run", monkeypatch, non_finite_at=4)
     saved = Store(tmp_path / "run" / "checkpoints").newest()
     assert saved is not None
-    assert saved.step == 3
+    assert saved.state["position"] == {"epoch": 1, "step": 3}  # from which a continued run raises the same again
 
 
-def test_rollback_takes_back_what_was_learned_since_the_last_save() -> None:
+def test_rollback_takes_back_what_was_learned_in_this_epoch() -> None:
     for policy, expected in (("skip", 1), ("rollback", 0)):
         stepper = Stepper(tiny_recipe(on_nonfinite=policy))
         recovery, states = Recovery(stepper.training), [stepper.state()]
         states.append(stepper.take(0))
         with bad_logit(stepper.training, "a", math.inf, random.Random(0)):
             stepper.take(1)
-        recovery.check()
+        recovery.end_epoch()
         assert_same(own(stepper.state(), "a"), own(states[expected], "a"))
         before = stepper.state()
-        recovery.check()  # what was handled is not handled again
+        recovery.end_epoch()  # what was handled is not handled again
         assert_same(stepper.state(), before)
 
 
@@ -100,12 +109,12 @@ def test_freeze_teaches_on_and_learns_no_more(caplog: pytest.LogCaptureFixture) 
     for stepper in (frozen, skipping):
         with bad_logit(stepper.training, "a", math.nan, random.Random(0)):
             stepper.take(0)
-    recovery.check()
+    recovery.end_epoch()
     after, other = frozen.take(1), skipping.take(1)
     assert_same(own(after, "a"), own(before, "a"))
     assert_same(own(after, "b"), own(other, "b"))  # taught by network a, which is well again
     assert frozen.training.health.skipped() == {"a": 2, "b": 0}
-    recovery.check()
+    recovery.end_epoch()
     assert caplog.text.count("was left out") == 1
     again = started(tiny_recipe(on_nonfinite="freeze"))
     again.restore(after)
@@ -125,9 +134,9 @@ def test_the_counts_are_logged_as_warnings(caplog: pytest.LogCaptureFixture) -> 
     caplog.set_level(logging.WARNING)
     stepper = Stepper(tiny_recipe())
     recovery = Recovery(stepper.training)
-    recovery.check()
+    recovery.end_epoch()
     assert not caplog.records
     with bad_logit(stepper.training, "b", math.nan, random.Random(0)):
         stepper.take(0)
-    recovery.check()
+    recovery.end_epoch()
     assert "network 'b' was left out of 1 updates" in caplog.text

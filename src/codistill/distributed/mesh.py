@@ -99,8 +99,7 @@ class MeshPeers:
         return self.all_gather(logits, names)
 
     def all(self, flags: Tensor) -> Tensor:
-        # A rank that has failed saves what it can; the others no longer answer.
-        return self.data_parallel.all(flags) if self.data_parallel and not self.world.has_failed else flags
+        return self.data_parallel.all(flags) if self.data_parallel else flags
 
     def sum(self, numbers: Tensor) -> Tensor:
         return self.data_parallel.all_reduce(numbers) if self.data_parallel else numbers

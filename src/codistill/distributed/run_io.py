@@ -20,7 +20,6 @@ from codistill.engine.runtime import Machine
 from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.networks.families import architecture
 from codistill.recipes.schema import Recipe
-from codistill.runs.checkpoint import Snapshot, snapshot
 from codistill.runs.weights import shipped_weights
 
 
@@ -71,11 +70,9 @@ class RootRunIO:
     def save_is_due(self) -> bool:
         return self.world.any(self.run.save_is_due())
 
-    def save(self, training: State, position: Position, schedule: TrainingSchedule) -> Snapshot:
-        if self.world.has_failed:  # the other ranks no longer send their state
-            return snapshot(training.tensors())
-        taken = self.run.save(self._gather_state(training), position, schedule)
-        return snapshot(training.tensors()) if self.mesh.sharded else taken
+    def save(self, training: State, position: Position, schedule: TrainingSchedule) -> None:
+        if not self.world.has_failed:  # otherwise the other ranks no longer send their state
+            self.run.save(self._gather_state(training), position, schedule)
 
     def save_if_best(self, training: State, position: Position, schedule: TrainingSchedule) -> None:
         if self.world.any(self.run.is_at_its_best()):
@@ -124,10 +121,9 @@ class PeerRunIO:
     def save_is_due(self) -> bool:
         return self.world.any(False)
 
-    def save(self, training: State, position: Position, schedule: TrainingSchedule) -> Snapshot:
+    def save(self, training: State, position: Position, schedule: TrainingSchedule) -> None:
         if not self.world.has_failed:
             self.mesh.gather_tensors(training.tensors())
-        return snapshot(training.tensors())
 
     def save_if_best(self, training: State, position: Position, schedule: TrainingSchedule) -> None:
         if self.world.any(False):

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from codistill.distributed.data_parallel import BUCKET_BYTES, DataParallelGroup
 from codistill.distributed.group import ProcessGroup
 from codistill.networks.backbone import Backbone
-from codistill.runs.weights import optimized_parameter
+from codistill.runs.weights import copied_name, optimized_parameter
 
 PLACEMENTS = [Shard(0)]
 REMEDY = "type processes.weights=replicated"
@@ -105,6 +105,7 @@ class ShardedParams:
 
     def _full_shape(self, name: str, tensor: Tensor) -> torch.Size | None:
         """Returns None for a tensor that is not sharded; weights are, and optimizer state that has their shape."""
+        name = copied_name(name)  # a copy to roll back to is sharded as its original
         if parameter := optimized_parameter(name):
             return self.optimizer_shapes[parameter] if tensor.ndim else None
         return self.shapes.get(name)

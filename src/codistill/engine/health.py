@@ -1,26 +1,18 @@
 """Leaving networks that are not finite out of an update, so that their peers train on undisturbed.
 
 ``Health`` decides it within the step, on the device: the host never waits for the answer, and a captured step replays
-it. ``Recovery`` acts on what was left out where the host waits for the device anyway, at saves and evaluations.
-Axes: N networks, M classifiers.
+it. ``Recovery`` acts on what was left out at the end of every epoch. Axes: N networks, M classifiers.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from codistill.cohort import Cohort
-from codistill.errors import RunError
-from codistill.log import log
 from codistill.networks.layers import BatchNorm2d
-from codistill.runs.checkpoint import Snapshot, snapshot
-
-if TYPE_CHECKING:
-    from codistill.engine.state import Training
 
 
 @dataclass(frozen=True)
@@ -59,6 +51,8 @@ class Health:
         """Networks with finite logits in every batch of this update; after ``decide_update``, its participants."""
         self.frozen_N = torch.zeros_like(self.participates_N)
         self.skipped_N = torch.zeros(size, dtype=torch.int64, device=device)
+        self.handled_N = torch.zeros_like(self.skipped_N)
+        """The skipped updates up to the last epoch's end, which ``Recovery`` has acted on."""
         self.factors_N = torch.ones(size, dtype=torch.float32, device=device)
         """The factor that clips each network's gradient in this update; 0 for a network that is left out."""
         self._skips_N = torch.zeros_like(self.factors_N)
@@ -70,6 +64,7 @@ class Health:
         for name in self.here:
             index = self.names.index(name)
             yield f"{name}/skipped", self.skipped_N[index]
+            yield f"{name}/handled", self.handled_N[index]
             yield f"{name}/frozen", self.frozen_N[index]
 
     def guard(self, optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
@@ -90,7 +85,14 @@ class Health:
 
     def skipped(self) -> dict[str, int]:
         """Count the updates that each network of this process has been left out of. Waits for the device."""
-        counts = dict(zip(self.names, self.skipped_N.tolist(), strict=True))
+        return self._by_name(self.skipped_N)
+
+    def handled(self) -> dict[str, int]:
+        """Count the skipped updates that ``Recovery`` has acted on. Waits for the device."""
+        return self._by_name(self.handled_N)
+
+    def _by_name(self, counts_N: Tensor) -> dict[str, int]:
+        counts = dict(zip(self.names, counts_N.tolist(), strict=True))
         return {name: counts[name] for name in self.here}
 
     @torch.no_grad()
@@ -210,60 +212,3 @@ def _norms(tensors: Sequence[Tensor], order: float) -> list[Tensor]:
         for dtype, group in by_dtype.items()
         for norm in torch._foreach_norm(group, order, torch.promote_types(dtype, torch.float32))
     ]
-
-
-class Recovery:
-    """Rolls single networks back to the state of the last save, or to the initial one before the first.
-
-    From a copy in memory and not from a checkpoint's file: the save makes the copy anyway, it cannot be damaged, and it
-    exists before the first save. It equals the newest checkpoint, so a continued run rolls back to the same state.
-    A copy before every step instead would cost more than the update itself.
-    """
-
-    def __init__(self, training: "Training") -> None:
-        self.training = training
-        self.handled = training.health.skipped()
-        self.remember(snapshot(training.tensors()))
-
-    def remember(self, taken: Snapshot) -> None:
-        self.good = taken
-
-    def check(self) -> None:
-        """Log the networks left out since the last check and apply the recipe's policy; NaN weights always roll back.
-
-        Skipping updates does not heal NaN weights. Called before every save, so that no checkpoint contains any.
-        """
-        skipped, policy = self.training.health.skipped(), self.training.recipe.on_nonfinite
-        newly = {name: count - self.handled[name] for name, count in skipped.items() if count > self.handled[name]}
-        non_finite = self._non_finite(skipped)
-        for name, updates in newly.items():
-            if policy != "freeze" or not self.handled[name]:  # a frozen network is left out of all later updates
-                reason = "its logits or its gradient were not finite"
-                log.warning(
-                    "network %r was left out of %d updates: %s (on_nonfinite=%s)", name, updates, reason, policy
-                )
-        if policy == "stop" and (newly or non_finite):
-            raise RunError(
-                f"network {[*newly, *non_finite][0]!r} is not finite (its logits, gradient or weights), and "
-                "on_nonfinite=stop; what was saved before is intact. Try on_nonfinite=skip, or a lower optimizer.lr, "
-                "in another folder with --out"
-            )
-        for name in dict.fromkeys([*non_finite, *(newly if policy == "rollback" else ())]):
-            self._roll_back(name)
-        self.handled = skipped
-
-    def _non_finite(self, names: Collection[str]) -> list[str]:
-        """The networks with weights that are not finite, the same list in all processes that hold shards of them."""
-        finite = torch.tensor([self._is_finite(name) for name in names], device=self.training.machine.device)
-        flags = self.training.peers.all(finite)
-        return [name for name, is_finite in zip(names, flags, strict=True) if not is_finite]
-
-    def _is_finite(self, name: str) -> bool:
-        floats = [tensor for tensor in self.training.tensors_of(name).values() if tensor.is_floating_point()]
-        return bool(largest_l1_norm(floats).isfinite())
-
-    @torch.no_grad()
-    def _roll_back(self, name: str) -> None:
-        for key, tensor in self.training.tensors_of(name).items():
-            tensor.copy_(self.good[key])
-        log.warning("network %r is rolled back to its state of the last save", name)

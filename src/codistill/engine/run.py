@@ -28,7 +28,7 @@ from codistill.log import log, logging_to
 from codistill.recipes import parse
 from codistill.recipes.schema import Recipe
 from codistill.runs import environment
-from codistill.runs.checkpoint import Saver, Snapshot, Store
+from codistill.runs.checkpoint import Saver, Store
 from codistill.runs.files import (
     explained,
     lock_run,
@@ -42,6 +42,7 @@ from codistill.runs.files import (
 from codistill.runs.folder import MAX_BYTES, RunFolder
 from codistill.runs.journal import Journal
 from codistill.runs.result import RESULT_FORMAT
+from codistill.runs.weights import good_copies
 
 
 class State(Protocol):
@@ -67,7 +68,7 @@ class RunStorage(Protocol):
 
     def save_is_due(self) -> bool: ...
 
-    def save(self, training: State, position: Position, schedule: TrainingSchedule) -> Snapshot: ...
+    def save(self, training: State, position: Position, schedule: TrainingSchedule) -> None: ...
 
     def save_if_best(self, training: State, position: Position, schedule: TrainingSchedule) -> None: ...
 
@@ -160,12 +161,14 @@ class Run:
             self.journal.truncate_to(0)
             self.timing.truncate_to(0)
             return Position()
-        training.restore(saved.tensors)
+        position = Position(**saved.state["position"])
+        # At the end of an epoch, the copies to roll back to are the state itself, so they are not saved.
+        learning = self.recipe.graph.learning_networks if not position.step else ()
+        training.restore({**saved.tensors, **good_copies(learning, saved.tensors)})
         self.journal.truncate_to(saved.state["journal_bytes"])
         self.timing.truncate_to(saved.state["timing_bytes"])
         self._elapsed_before_s = saved.state["elapsed_s"]
         self._opened_at = time.monotonic()
-        position = Position(**saved.state["position"])
         log.info("%s continues after epoch %d, step %d", self.folder.path, position.epoch, position.step)
         return position
 
@@ -189,11 +192,10 @@ class Run:
         every_s = self.recipe.checkpoints.every_s
         return not every_s or (time.monotonic() - self._saved_at >= every_s and not self.saver.is_busy)
 
-    def save(self, training: State, position: Position, schedule: TrainingSchedule) -> Snapshot:
-        """Start to write a checkpoint and return the copy being written; ``wait`` returns when it is on the disk."""
-        taken = self._save(self.store, training, position, schedule)
+    def save(self, training: State, position: Position, schedule: TrainingSchedule) -> None:
+        """Start to write a checkpoint; ``wait`` returns when it is on the disk."""
+        self._save(self.store, training, position, schedule)
         self._saved_at = time.monotonic()
-        return taken
 
     def wait(self) -> None:
         self.saver.wait()
@@ -215,14 +217,14 @@ class Run:
         """Save to ``best/``, separate from the other checkpoints."""
         self._save(Store(self.folder.best, keep=1), training, position, schedule)
 
-    def _save(self, store: Store, training: State, position: Position, schedule: TrainingSchedule) -> Snapshot:
+    def _save(self, store: Store, training: State, position: Position, schedule: TrainingSchedule) -> None:
         state = {
             "position": {"epoch": position.epoch, "step": position.step},
             "journal_bytes": self.journal.length,
             "timing_bytes": self.timing.length,
             "elapsed_s": self.elapsed_s,
         }
-        return self.saver.save(store, schedule.steps_taken(position), training.tensors(), state)
+        self.saver.save(store, schedule.steps_taken(position), training.tensors(), state)
 
     def record(self, epoch: int, learned: Mapping[str, Any], metrics: Mapping[str, Mapping[str, Metrics]]) -> None:
         """Append an evaluation to the journal: metrics by split (test, validation) and classifier."""

@@ -114,18 +114,8 @@ class Training:
         """The tensors that belong to one network."""
         return tensors_of_network(network, self.tensors())
 
-    @torch.no_grad()
     def restore(self, saved: Mapping[str, Tensor]) -> None:
-        """Copy saved values into the existing tensors, whose addresses a captured step has recorded."""
-        tensors = self.tensors()
-        if unmatched := sorted(tensors.keys() ^ saved.keys()):
-            differ = f"{len(unmatched)} tensors differ, first {unmatched[0]!r}"
-            raise ValueError(f"the checkpoint does not fit this recipe: {differ}")
-        for name, tensor in tensors.items():
-            if tensor.shape != saved[name].shape:
-                shapes = f"{list(saved[name].shape)}, not {list(tensor.shape)}"
-                raise ValueError(f"the checkpoint does not fit this recipe: {name} is {shapes}")
-            tensor.copy_(saved[name])
+        copy_matching(self.tensors(), saved)
 
     def augment(self, batch: Draws) -> tuple[Tensor, Tensor]:
         """Augment and normalise the images of a batch; returns them with their labels, hard or soft."""
@@ -142,6 +132,19 @@ class Training:
         learns = self.recipe.graph.learning_networks
         for name, member in self.cohort.members.items():
             member.train(learning and name in learns)
+
+
+@torch.no_grad()
+def copy_matching(tensors: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+    """Copy saved values into the existing tensors, whose addresses a captured step has recorded."""
+    if unmatched := sorted(tensors.keys() ^ saved.keys()):
+        differ = f"{len(unmatched)} tensors differ, first {unmatched[0]!r}"
+        raise ValueError(f"the checkpoint does not fit this recipe: {differ}")
+    for name, tensor in tensors.items():
+        if tensor.shape != saved[name].shape:
+            shapes = f"{list(saved[name].shape)}, not {list(tensor.shape)}"
+            raise ValueError(f"the checkpoint does not fit this recipe: {name} is {shapes}")
+        tensor.copy_(saved[name])
 
 
 def prepare_training(

@@ -17,9 +17,9 @@ from codistill.data.images import ImageData
 from codistill.engine.checks import load_images
 from codistill.engine.evaluate import Metrics, ensemble, evaluate
 from codistill.engine.fast.capture import CapturedStep
-from codistill.engine.health import Recovery
 from codistill.engine.optim import set_learning_rate
 from codistill.engine.peers import ALONE
+from codistill.engine.recovery import Recovery
 from codistill.engine.run import Run, RunStorage
 from codistill.engine.runtime import capture_obstacles, prepared
 from codistill.engine.schedule import Position, TrainingSchedule
@@ -92,14 +92,14 @@ def run_training(
 ) -> Iterator[Progress]:
     """Train from the newest checkpoint to the end; yields after every evaluation."""
     recipe = training.recipe
-    position = run.continue_from_newest(training)
     recovery = Recovery(training)
+    position = run.continue_from_newest(recovery)
     step = choose_step(training)
     log.info("%s on %s: %s", recipe.name, training.machine.device, step.path)
 
     def save() -> None:
-        recovery.check()
-        recovery.remember(run.save(training, position, schedule))
+        # At the end of an epoch, the copies to roll back to are the state itself.
+        run.save(recovery if position.step else training, position, schedule)
 
     while position.epoch < schedule.epochs:
         plan = draw_epoch(training, position.epoch)
@@ -117,8 +117,8 @@ def run_training(
                 run.wait()
                 return
         last_step, position = position, Position(position.epoch + 1)
+        recovery.end_epoch()
         if evaluates(recipe, position.epoch):
-            recovery.check()
             try:
                 progress = conclude_epoch(run, training, position, schedule, stop)
             except StoppedError:  # a continued run evaluates this epoch again, from the start

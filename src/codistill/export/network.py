@@ -145,6 +145,11 @@ def _from_interrupted(history: History) -> PlainNetwork:
 def _from_checkpoint(history: History, saved: Saved) -> PlainNetwork:
     data = history.data_at_hand()
     weights = shipped_weights(history.recipe, history.name, saved.tensors)
+    if not all(tensor.isfinite().all() for tensor in weights.values()):
+        raise ValueError(
+            f"network {history.name!r} of {history.folder.path} is not finite in its newest checkpoint; the end of the "
+            f"epoch decides about it, so continue training with: {history.folder.resume_command()}"
+        )
     return _shipped(history, Position(**saved.state["position"]), _identity(history, data), weights, saved, data)
 
 

@@ -275,15 +275,14 @@ class Saver:
     """Writes checkpoints in a background thread: a step waits for the copy of its state, not for the disk.
 
     One save runs at a time: the next one waits for it, and raises its error if it failed. The thread writes a copy, so
-    training cannot change what is being written. The next save to the same store leaves that copy intact, because a
-    network may be rolled back to it; the save after that reuses its memory.
+    training cannot change what is being written. The next save to the same store reuses the copy's memory.
     """
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="saving")
         self._pending: Future[Path] | None = None
-        self._copies: defaultdict[Path, list[Snapshot]] = defaultdict(list)
-        """The last two copies of each store."""
+        self._copies: defaultdict[Path, Snapshot] = defaultdict(dict)
+        """By store, the last copy of every tensor; a save at the end of an epoch has fewer than one in its middle."""
         self.saves = 0
         self.longest_hold_s = 0.0
         """The longest time that a save held up training: waiting for the device, and copying."""
@@ -292,17 +291,15 @@ class Saver:
     def is_busy(self) -> bool:
         return self._pending is not None and not self._pending.done()
 
-    def save(self, store: Store, step: int, tensors: Mapping[str, "Tensor"], state: dict[str, Any]) -> Snapshot:
-        """Copy the tensors, start writing the copy and return it; ``wait`` returns when it is on the disk."""
+    def save(self, store: Store, step: int, tensors: Mapping[str, "Tensor"], state: dict[str, Any]) -> None:
+        """Copy the tensors and start writing the copy; ``wait`` returns when it is on the disk."""
         self.wait()
         started_at = time.perf_counter()
-        copies = self._copies[store.folder]
-        taken = snapshot(tensors, over=copies.pop(0) if len(copies) == 2 else None)
-        copies.append(taken)
+        taken = snapshot(tensors, over=self._copies[store.folder])
+        self._copies[store.folder] |= taken
         self.longest_hold_s = max(self.longest_hold_s, time.perf_counter() - started_at)
         self.saves += 1
         self._pending = self._thread.submit(store.write, step, taken, state)
-        return taken
 
     def wait(self) -> None:
         """Wait for the pending save and raise its error, if it had one."""

@@ -2,7 +2,9 @@
 
 A checkpoint names its tensors ``group/name``. The groups are ``cohort`` (the cohort's state dict:
 ``cohort/members.a.backbone.…``), ``optimizer`` (``optimizer/members.a.…/momentum_buffer``), ``average`` (the moving
-averages of the backbones: ``average/a.…``), ``health`` and ``tally``. Only this module composes or parses these names.
+averages of the backbones: ``average/a.…``), ``health`` and ``tally``. In the middle of an epoch there is also ``good``:
+the state of every learning network at the end of the epoch before, to roll it back to (``good/cohort/members.a.…``).
+Only this module composes or parses these names.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,6 +20,7 @@ from codistill.runs.folder import RunFolder
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+GOOD = "good/"
 HEADER_BYTES = 16 * 2**20
 """The most that a weight file may hold besides the weights."""
 
@@ -41,6 +44,18 @@ def tensors_of_network(network: str, tensors: Mapping[str, "Tensor"]) -> dict[st
     """The tensors that belong to one network: its weights, its optimizer's state and its average, under full names."""
     prefixes = f"{cohort_key(network)}.", f"optimizer/members.{network}.", f"{average_key(network)}."
     return {name: tensor for name, tensor in tensors.items() if name.startswith(prefixes)}
+
+
+def good_copies(networks: Iterable[str], tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
+    """The tensors that belong to the networks, under the names of the copies that networks are rolled back to."""
+    return {
+        f"{GOOD}{name}": tensor for network in networks for name, tensor in tensors_of_network(network, tensors).items()
+    }
+
+
+def copied_name(name: str) -> str:
+    """The name of the tensor that ``name`` is a copy of, to roll back to; of any other tensor, its own."""
+    return name.removeprefix(GOOD)
 
 
 def cohort_weights(tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
