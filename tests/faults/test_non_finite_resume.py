@@ -91,17 +91,17 @@ def train(recipe: Recipe, out: Path, interruption: Interruption) -> None:
 
     TrainingSchedule.context = noted  # type: ignore[assignment, method-assign]
     trainer.prepare_training = prepared  # type: ignore[assignment, attr-defined]
-    try:
-        with StopRequest() as stop:
+    with StopRequest() as stop:
+        try:
             for _ in trainer.train(recipe, out, stop=stop, heartbeat=beat):
                 pass
-    except StoppedEarlyError:
-        os._exit(STOPPED)
-    except RunError as error:
-        found = [(name, tensor.numpy(force=True).tobytes()) for name, tensor in made[0].tensors().items()]
-        digests = {name: sha256(content).hexdigest() for name, content in found}
-        (out / "stopped.json").write_text(json.dumps({"error": str(error), **digests}))
-    os._exit(STOPPED if stop.is_heard else 0)  # without waiting for a timer
+        except StoppedEarlyError:
+            os._exit(STOPPED)
+        except RunError as error:
+            found = [(name, tensor.numpy(force=True).tobytes()) for name, tensor in made[0].tensors().items()]
+            digests = {name: sha256(content).hexdigest() for name, content in found}
+            (out / "stopped.json").write_text(json.dumps({"error": str(error), **digests}))
+        os._exit(STOPPED if stop.is_heard else 0)  # without waiting for a timer, which would still be heard
 
 
 def outcome(out: Path) -> dict[str, Any]:
