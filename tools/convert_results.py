@@ -4,7 +4,7 @@
     python tools/convert_results.py runs/x y.json    # run folders, folders of them, single files
 
 Published results, and a run's recipe.yaml and result.json, are rewritten in place, once: files of today's format are
-left unchanged. What changes in a recipe:
+left unchanged. Files get the checksum that they end with since format 3. What changes in a recipe:
 
 - ``runtime.compile: true`` becomes ``runtime.kernels: triton`` if the run was on a CUDA device, else ``inductor``;
   ``false`` becomes ``torch``.
@@ -26,8 +26,9 @@ from typing import Any
 
 from codistill.recipes.parse import parse_yaml, to_yaml
 from codistill.recipes.schema import Recipe
-from codistill.runs.files import to_json, write_atomically
+from codistill.runs.files import write_atomically
 from codistill.runs.result import RESULT_FORMAT
+from codistill.runs.seal import YAML_END, is_sealed, seal, sealed_json
 from codistill.studies.published import rebuild_tables
 
 ROOT = Path(__file__).parents[1]
@@ -72,20 +73,22 @@ def convert_file(file: Path) -> bool:
     text = file.read_text(encoding="utf-8")
     if file.suffix == ".yaml":
         recipe = parse_yaml(text, str(file)).value
-        if not isinstance(recipe, dict) or not has_old_keys(recipe):
+        if not isinstance(recipe, dict) or is_sealed(text.encode(), YAML_END):
             return False
         beside = file.with_name("environment.json")
         environment = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else {}
-        write_atomically(file, to_yaml(convert_recipe(recipe, environment)))
+        converted = convert_recipe(recipe, environment) if has_old_keys(recipe) else recipe
+        write_atomically(file, seal(to_yaml(converted).encode(), YAML_END))
         return True
     content = json.loads(text)
-    if not (isinstance(content, dict) and isinstance(content.get("recipe"), dict)) or content.get("format") != 1:
+    is_result = isinstance(content, dict) and isinstance(content.get("recipe"), dict)
+    if not is_result or content.get("format") not in range(1, RESULT_FORMAT):
         return False
     recipe = convert_recipe(content["recipe"], content.get("environment") or {})
-    converted = {**content, "format": RESULT_FORMAT, "recipe": recipe}
     lines = text.splitlines()
-    indent = len(lines[1]) - len(lines[1].lstrip()) if len(lines) > 1 else None
-    write_atomically(file, f"{to_json(converted, indent=indent, sort_keys=False)}\n")
+    indent = len(lines[1]) - len(lines[1].lstrip()) if len(lines) > 1 else 2
+    converted = {**content, "format": RESULT_FORMAT, "recipe": recipe}
+    write_atomically(file, sealed_json(converted, sort_keys=False, indent=indent))
     return True
 
 

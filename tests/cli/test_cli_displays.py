@@ -13,7 +13,7 @@ from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.engine.trainer import Progress
 from codistill.errors import number
 from codistill.recipes import get
-from codistill.runs.files import to_json
+from codistill.runs.seal import sealed_line
 
 RECIPE = get("quickstart", ["length.epochs=4"])
 TIMETABLE = TrainingSchedule(epochs=4, images=1000, batch_size=100, accumulate=1, seed=0)
@@ -41,7 +41,7 @@ def live(tmp_path: Path, stopping: Any = lambda: False) -> tuple[LiveTable, io.S
 
 def write_journal(folder: Path, *errors: tuple[float, float]) -> None:
     records = [{"test": {"a/final": {"top1_error": a}, "b/final": {"top1_error": b}}} for a, b in errors]
-    (folder / "journal.jsonl").write_text("".join(to_json(record) + "\n" for record in records))
+    (folder / "journal.jsonl").write_bytes(b"".join(map(sealed_line, records)))
 
 
 def test_lines_have_one_line_per_evaluation_with_every_network() -> None:

@@ -22,6 +22,7 @@ from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.engine.signals import SIGNALS, StopRequest
 from codistill.recipes import get
 from codistill.runs.folder import RunFolder
+from codistill.runs.seal import write_sealed
 from support.cli import TINY, Codistill, call
 
 
@@ -282,7 +283,7 @@ def test_evaluate_notices_a_result_that_contradicts_itself(copied: Path, codisti
     path = copied / "result.json"
     result = json.loads(path.read_text())
     result["networks"]["b"]["last"]["top1_error"] += 0.01
-    path.write_text(json.dumps(result))
+    write_sealed(path, result, sort_keys=False)
     answer = codistill("evaluate", copied)
     assert (answer.exit_code, "\n  b: result.json contradicts itself" in answer.stderr) == (2, True)
 
@@ -306,7 +307,7 @@ def test_evaluate_refuses_what_it_cannot_read(copied: Path, codistill: Codistill
 def test_evaluate_refuses_other_test_images(copied: Path, codistill: Codistill) -> None:
     result = json.loads((copied / "result.json").read_text())
     result["data"]["sets"]["test"]["pixels_sha256"] = "0" * 64
-    (copied / "result.json").write_text(json.dumps(result))
+    write_sealed(copied / "result.json", result, sort_keys=False)
     answer = codistill("evaluate", copied)
     assert answer.exit_code == 2
     assert "not those that the run was measured on" in answer.stderr

@@ -17,6 +17,7 @@ from codistill.recipes import parse
 from codistill.recipes.schema import Recipe
 from codistill.runs.folder import RunFolder
 from codistill.runs.result import read_result
+from codistill.runs.seal import write_sealed
 from support.tiny import tiny_recipe
 
 
@@ -74,7 +75,7 @@ def test_a_run_that_learned_nothing_may_begin_otherwise(tmp_path: Path) -> None:
     for _ in train(tiny_recipe(length={"epochs": 1}), tmp_path / "run"):
         break
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "recipe.yaml").write_text(parse.dumps(tiny_recipe(method="dml")))
+    RunFolder(tmp_path / "other").write_recipe(tiny_recipe(method="dml"))
     assert run(tiny_recipe(length={"epochs": 1}), tmp_path / "other") == 1
     with pytest.raises(ValueError, match="there is no file"):
         run(tiny_recipe(method="kd", start={"a": "nowhere.safetensors"}), tmp_path / "new")
@@ -237,7 +238,7 @@ def test_a_run_of_an_earlier_version_keeps_its_precision_too(tmp_path: Path, mon
         pass
     environment = json.loads((out / "environment.json").read_text())
     assert environment.pop("precision") == "bf16"
-    (out / "environment.json").write_text(json.dumps(environment))
+    write_sealed(out / "environment.json", environment, sort_keys=False)
     for _ in range(2):
         with pytest.raises(RunError, match=r"began in bf16, and .*auto is fp32 .*runtime.precision=bf16"):
             run(tiny_recipe(length={"epochs": 1}), out)
@@ -278,7 +279,7 @@ def test_other_data_do_not_continue_a_run(tmp_path: Path) -> None:
         pass
     described = json.loads((tmp_path / "run" / "data.json").read_text())
     described["sets"]["train"]["pixels_sha256"] = "0" * 64
-    (tmp_path / "run" / "data.json").write_text(json.dumps(described))
+    write_sealed(tmp_path / "run" / "data.json", described, sort_keys=False)
     with pytest.raises(RunError, match="not those that the run began with"):
         run(tiny_recipe(), tmp_path / "run")
 

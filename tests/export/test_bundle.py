@@ -12,6 +12,7 @@ import pytest
 from codistill.export import bundle
 from codistill.export.export import Exported, code, export_network
 from codistill.recipes.schema import Length
+from codistill.runs.seal import write_sealed
 from support.runs import train
 from support.tiny import tiny_recipe
 
@@ -157,7 +158,7 @@ def test_the_card_of_a_network_that_learned_alone(tmp_path: Path) -> None:
 def test_the_card_counts_images_that_were_left_out(copied: Path, tmp_path: Path) -> None:
     about = json.loads((copied / "data.json").read_text())
     skipped = [{"file": f"train/cat/{number}.png", "why": "truncated"} for number in range(1200)]
-    (copied / "data.json").write_text(json.dumps({**about, "skipped": skipped}))
+    write_sealed(copied / "data.json", {**about, "skipped": skipped}, sort_keys=False)
     export_network(copied, "a", "safetensors", tmp_path / "out")
     card = (tmp_path / "out" / "MODEL_CARD.md").read_text()
     assert "Unreadable images that were left out: 1,200.\n" in card

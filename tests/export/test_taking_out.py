@@ -20,6 +20,7 @@ from codistill.recipes.schema import Length
 from codistill.report.overview import read_overview
 from codistill.report.page import live_page
 from codistill.runs.checkpoint import Store
+from codistill.runs.seal import write_sealed
 from support.runs import train
 from support.tiny import tiny_recipe
 
@@ -159,7 +160,7 @@ def test_without_its_data_a_finished_run_is_proved_on_noise(copied: Path, monkey
 def test_other_data_are_not_taken_for_the_runs_own(copied: Path) -> None:
     report = json.loads((copied / "data.json").read_text())
     report["sets"]["test"]["pixels_sha256"] = "0" * 64
-    (copied / "data.json").write_text(json.dumps(report))
+    write_sealed(copied / "data.json", report, sort_keys=False)
     assert load_network(copied, "a").data is None
 
 

@@ -24,6 +24,7 @@ from codistill.report.answers import (
 )
 from codistill.report.blocks import Chart, Gallery, Words
 from codistill.report.read import read_run
+from codistill.runs.seal import write_sealed
 from support.made_up import look, made_up_run, quick
 from support.tiny import tiny_recipe
 
@@ -136,7 +137,7 @@ def test_other_weights_than_those_of_the_result_are_not_believed(trained: Path, 
     folder = shutil.copytree(trained, tmp_path / "run")
     result = json.loads((folder / "result.json").read_text())
     result["networks"]["b"]["last"]["top1_error"] -= 1
-    (folder / "result.json").write_text(json.dumps(result))
+    write_sealed(folder / "result.json", result, sort_keys=False)
     assert "the weights of b give an error of" in refused(folder)
 
 
@@ -144,7 +145,7 @@ def test_other_test_images_are_not_believed(trained: Path, tmp_path: Path) -> No
     folder = shutil.copytree(trained, tmp_path / "run")
     data = json.loads((folder / "data.json").read_text())
     data["sets"]["test"]["pixels_sha256"] = "0" * 64
-    (folder / "data.json").write_text(json.dumps(data))
+    write_sealed(folder / "data.json", data, sort_keys=False)
     assert "are not those that the run was measured on" in refused(folder)
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from codistill.recipes import parse
 from codistill.report import server as server_module
 from codistill.report.server import VERSION, RunWatcher, Server
+from codistill.runs.folder import RunFolder
 from support.browser import Tab
 from support.made_up import append, made_up_run, quick, record
 from support.tiny import tiny_recipe
@@ -179,7 +179,7 @@ main()
 def test_a_training_is_watched_from_its_first_epoch_to_its_last(tab: Tab, tmp_path: Path) -> None:
     """The training runs by itself, and could not open a socket if it wanted to."""
     recipe = tiny_recipe(length={"epochs": 4}, evaluation={"all_every_epochs": 4})
-    (tmp_path / "recipe.yaml").write_text(parse.dumps(recipe))
+    RunFolder(tmp_path).write_recipe(recipe)
     run = made_up_run(tmp_path / "run", recipe, epochs=0)
     command = [sys.executable, "-c", TRAINING, "train", tmp_path / "recipe.yaml", "--out", run, "--quiet"]
     server = serving(run)

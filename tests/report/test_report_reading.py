@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from codistill.report.read import expand, find, read_run
+from codistill.runs.seal import write_sealed
 from support.made_up import SEEDS, append, look, made_up_run, quick, record, result
 
 
@@ -80,7 +81,7 @@ def test_a_damaged_description_is_noted(tmp_path: Path) -> None:
 
 
 def test_published_results_are_runs_without_a_clock(tmp_path: Path) -> None:
-    (tmp_path / "one.json").write_text(json.dumps({**result(quick()), "slimmed": True}))
+    write_sealed(tmp_path / "one.json", {**result(quick()), "slimmed": True}, sort_keys=False)
     (seen,) = look(tmp_path).runs
     assert (seen.name, seen.finished, seen.clock, seen.updated_at) == ("one", True, {}, None)
     assert "published for the last epoch only" in seen.notes[0]

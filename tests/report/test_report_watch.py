@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from codistill.cli.results import follow, progress_table, progress_to_dict
-from codistill.runs.files import to_json
+from codistill.runs.seal import write_sealed
 from support.made_up import append, look, made_up_run, quick, record, result
 
 
@@ -45,7 +45,7 @@ def test_it_follows_until_all_are_finished(tmp_path: Path) -> None:
     def look_and_finish() -> object:
         if next(looks) == 2:
             append(folder, record(quick(), 12))
-            (folder / "result.json").write_text(to_json(result(quick())))
+            write_sealed(folder / "result.json", result(quick()), sort_keys=False)
         return look(folder)
 
     file = io.StringIO()

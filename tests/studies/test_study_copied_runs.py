@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from codistill.recipes import Recipe, apply, parse
+from codistill.runs.folder import RunFolder
+from codistill.runs.seal import write_sealed
 from codistill.studies.runner import Command
 from support.study_call import ON_CPU, StudyCall
 from support.synthetic import FINISH, STOP, pretend
@@ -36,7 +38,7 @@ class Given:
 
 def change_recipe(run: Path, *changes: str) -> None:
     """Change the stored recipe as `codistill train` does when it continues on another device."""
-    (run / "recipe.yaml").write_text(parse.dumps(apply(parse.load(run / "recipe.yaml"), changes)))
+    RunFolder(run).write_recipe(apply(parse.load(run / "recipe.yaml"), changes))
 
 
 def test_finished_runs_of_another_machine_are_taken_with_a_warning(tmp_path: Path) -> None:
@@ -44,7 +46,7 @@ def test_finished_runs_of_another_machine_are_taken_with_a_warning(tmp_path: Pat
     for run in theirs.runs:
         result = json.loads((run / "result.json").read_text())
         result["environment"] |= {"commit": "fedcba98765432", "cpu": "another CPU", "torch": "2.11.0"}
-        (run / "result.json").write_text(json.dumps(result))
+        write_sealed(run / "result.json", result, sort_keys=False)
         shutil.copytree(run, tmp_path / "ours" / "runs" / run.name)
     before = {file: file.read_bytes() for file in (tmp_path / "ours").rglob("*.*") if file.is_file()}
     assert len(before) == 6
@@ -62,7 +64,7 @@ def test_a_finished_run_that_was_continued_by_hand_is_taken(tmp_path: Path) -> N
         change_recipe(run, "runtime.device=cuda", "runtime.kernels=triton")
         result = json.loads((run / "result.json").read_text())
         result["recipe"]["runtime"] |= {"device": "cuda", "kernels": "triton"}
-        (run / "result.json").write_text(json.dumps(result))
+        write_sealed(run / "result.json", result, sort_keys=False)
     again = StudyCall(tmp_path / "out", seeds=1)
     assert again.code == 0
     assert "3 runs, 3 finished before" in again.printed

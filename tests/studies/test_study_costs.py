@@ -1,12 +1,12 @@
 """FLOPs against an independent count of the paper's networks."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from codistill import recipes
 from codistill.runs.result import read_result
+from codistill.runs.seal import write_sealed
 from codistill.studies.costs import (
     Sizes,
     finished_flops_per_s,
@@ -85,7 +85,7 @@ def test_a_folder_of_images_is_counted_where_it_is_there(tmp_path: Path, monkeyp
 def test_pace_of_finished_runs(tmp_path: Path) -> None:
     recipe = recipes.get("cifar100/wrn-28-4-twins")
     path = tmp_path / "result.json"
-    path.write_text(json.dumps(result_json(recipe, {"a": 20.0, "b": 21.0}, elapsed_s=100.0)))
+    write_sealed(path, result_json(recipe, {"a": 20.0, "b": 21.0}, elapsed_s=100.0), sort_keys=False)
     flops = training_flops(recipe)
     assert flops is not None
     assert finished_flops_per_s([read_result(path)] * 2) == pytest.approx(flops / 100)

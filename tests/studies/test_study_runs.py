@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from codistill import recipes
-from codistill.recipes import parse
 from codistill.recipes.schema import AdamW, Sgd
+from codistill.runs.folder import RunFolder
 from codistill.studies import catalogue
 from codistill.studies.plan import plan_runs, require_data, run_name
 from support.study_call import StudyCall
@@ -89,7 +89,7 @@ def test_a_folder_whose_recipe_was_edited_is_refused(tmp_path: Path) -> None:
     fill(first.folder, first.recipe)
     plan_runs(study, [1], [], tmp_path, threads=2)  # threads are no reason
     edited = first.recipe.replace(batch_size=first.recipe.batch_size + 1)
-    (first.folder / "recipe.yaml").write_text(parse.dumps(edited))
+    RunFolder(first.folder).write_recipe(edited)
     with pytest.raises(ValueError, match=r"another recipe:\s+batch_size: .*\s+Move that folder away") as caught:
         plan_runs(study, [1], [], tmp_path, None)
     assert str(first.folder) in str(caught.value)
@@ -164,7 +164,7 @@ def test_a_studys_folder_that_is_a_link_is_refused(tmp_path: Path, name: str) ->
 def test_a_run_with_a_link_in_it_is_named_with_what_to_do(tmp_path: Path) -> None:
     run = plan_runs(catalogue.get("demo"), [1], [], tmp_path, threads=1).runs[0]
     run.folder.mkdir(parents=True)
-    (run.folder / "recipe.yaml").write_text(parse.dumps(run.recipe))
+    RunFolder(run.folder).write_recipe(run.recipe)
     (run.folder / "timing.jsonl").symlink_to("nowhere")
     with pytest.raises(ValueError, match=r"timing\.jsonl is a symbolic link(.|\n)*Move .* away to train it again"):
         plan_runs(catalogue.get("demo"), [1], [], tmp_path, threads=1)

@@ -10,6 +10,7 @@ import pytest
 
 from codistill.recipes import Recipe
 from codistill.runs.result import Result, read_result
+from codistill.runs.seal import write_sealed
 from codistill.studies import catalogue
 from codistill.studies.analysis import StudyTables, build_tables
 from codistill.studies.statistics import Summary
@@ -32,7 +33,7 @@ def study() -> Study:
 
 def read(tmp_path: Path, recipe: Recipe, errors: tuple[float, float], **changes: Any) -> Result:
     path = tmp_path / "result.json"
-    path.write_text(json.dumps(result_json(recipe, dict(zip("ab", errors, strict=True)), **changes)))
+    write_sealed(path, result_json(recipe, dict(zip("ab", errors, strict=True)), **changes), sort_keys=False)
     return read_result(path)
 
 

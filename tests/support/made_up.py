@@ -1,15 +1,15 @@
 """Run folders as a training leaves them, with made-up numbers: quick to make, and known in advance."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
-from codistill.recipes import get, parse
+from codistill.recipes import get
 from codistill.recipes.schema import Recipe
 from codistill.report.overview import Overview, read_overview
-from codistill.runs.files import to_json
+from codistill.runs.folder import RunFolder
 from codistill.runs.result import RESULT_FORMAT
+from codistill.runs.seal import sealed_line, write_sealed
 from codistill.studies import catalogue
 
 ENVIRONMENT = {
@@ -103,13 +103,13 @@ def made_up_run(folder: Path, recipe: Recipe, epochs: int | None = None) -> Path
     """A finished run, or one that has come so many epochs far."""
     done = recipe.length.epochs if epochs is None else epochs
     folder.mkdir(parents=True)
-    (folder / "recipe.yaml").write_text(parse.dumps(recipe))
-    (folder / "environment.json").write_text(json.dumps(ENVIRONMENT))
-    (folder / "data.json").write_text(json.dumps(DATA))
+    RunFolder(folder).write_recipe(recipe)
+    write_sealed(folder / "environment.json", ENVIRONMENT)
+    write_sealed(folder / "data.json", DATA)
     for one in records(recipe, done):
         append(folder, one)
     if epochs is None:
-        (folder / "result.json").write_text(to_json(result(recipe), indent=2))
+        write_sealed(folder / "result.json", result(recipe), sort_keys=False)
     return folder
 
 
@@ -119,5 +119,5 @@ def append(folder: Path, one: dict[str, Any]) -> None:
         ("journal.jsonl", one),
         ("timing.jsonl", {"epoch": one["epoch"], "elapsed_s": SECONDS_PER_EPOCH * one["epoch"]}),
     ):
-        with (folder / name).open("a") as file:
-            file.write(to_json(line) + "\n")
+        with (folder / name).open("ab") as file:
+            file.write(sealed_line(line))

@@ -1,13 +1,14 @@
 """Made-up results in the format of a training, and children that only pretend to train."""
 
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from codistill.recipes import Recipe, parse
+from codistill.runs.folder import RunFolder
 from codistill.runs.result import RESULT_FORMAT
+from codistill.runs.seal import write_sealed
 from codistill.studies.runner import Command
 from codistill.studies.study import Study
 
@@ -61,8 +62,8 @@ def made_up_result(recipe: Recipe) -> dict[str, Any]:
 def fill(folder: Path, recipe: Recipe, result: Mapping[str, Any] | None = None) -> None:
     """Make ``folder`` a finished run."""
     folder.mkdir(parents=True)
-    (folder / "recipe.yaml").write_text(parse.dumps(recipe))
-    (folder / "result.json").write_text(json.dumps(result or made_up_result(recipe)))
+    RunFolder(folder).write_recipe(recipe)
+    write_sealed(folder / "result.json", result or made_up_result(recipe), sort_keys=False)
 
 
 # argv: the recipe's file, the run's folder, the result to write.
@@ -91,7 +92,7 @@ def pretend(scratch: Path, script: Callable[[Recipe, Path], str] | None = None) 
     def command(recipe_file: Path, folder: Path) -> Sequence[str]:
         recipe = parse.load(recipe_file)
         result = scratch / f"{folder.name}.json"
-        result.write_text(json.dumps(made_up_result(recipe)))
+        write_sealed(result, made_up_result(recipe), sort_keys=False)
         text = script(recipe, folder) if script else FINISH
         return [sys.executable, "-S", "-E", "-c", text, str(recipe_file), str(folder), str(result)]
 
@@ -106,6 +107,6 @@ def made_up_results(study: Study, seeds: Sequence[int], folder: Path) -> dict[st
     for row in study.rows:
         for seed in seeds:
             path = folder / f"{row.key.replace('/', '-')}-{seed}.json"
-            path.write_text(json.dumps(made_up_result(row.resolve().replace(seed=seed))))
+            write_sealed(path, made_up_result(row.resolve().replace(seed=seed)), sort_keys=False)
             results.setdefault(row.key, {})[seed] = read_result(path)
     return results

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from codistill.recipes import parse
+from codistill.runs.seal import write_sealed
 from codistill.studies.runner import Command, train_command
 from support.synthetic import FINISH
 
@@ -95,7 +96,7 @@ def first_of_each_kind(train: Command) -> Command:
             result["networks"][name]["network"] = network
         copy = run.with_name(f"{run.name}.copied.json")
         copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_text(json.dumps(result))
+        write_sealed(copy, result, sort_keys=False)
         return [sys.executable, "-S", "-E", "-c", FINISH, str(recipe_file), str(run), str(copy)]
 
     return command

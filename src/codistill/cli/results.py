@@ -42,6 +42,8 @@ def evaluate(run: Path, *, best: bool, as_json: bool) -> None:
         console().print(network_table(recipe.networks, measured))
     if differences:
         raise ValueError(f"{run}: the weights do not give the metrics in result.json:\n  " + "\n  ".join(differences))
+    if evaluation.damage:
+        raise RunFolder(run).damage_error(evaluation.damage)
     if best and not as_json:
         console().print(f"Epoch {epoch} of {recipe.length.epochs}, the best by validation error.")
     if not as_json:

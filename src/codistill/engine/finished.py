@@ -42,6 +42,8 @@ class Evaluation:
     """By network."""
     differences: list[str]
     """The metrics that differ from result.json by more than the tolerance, in words."""
+    damage: list[str]
+    """The run's damaged files that the evaluation did not need, in words."""
 
 
 def evaluate_finished(folder: RunFolder, *, best: bool = False) -> Evaluation:
@@ -58,8 +60,9 @@ def evaluate_finished(folder: RunFolder, *, best: bool = False) -> Evaluation:
         on_device = OnDevice.of(data, machine.device, recipe.augment)
         classify = build_classify(networks, None, on_device, machine)
         metrics = evaluate(classify, on_device.splits["test"], recipe.evaluation.batch_size)
+    damage = folder.damage()
     by_network = {name: metrics[f"{name}/final"] for name in recipe.networks}
-    return Evaluation(recipe, epoch, by_network, find_differences(by_network, result, epoch))
+    return Evaluation(recipe, epoch, by_network, find_differences(by_network, result, epoch), damage)
 
 
 def classify_finished(

@@ -25,23 +25,14 @@ from codistill.engine.runtime import Machine
 from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.errors import RunError
 from codistill.log import log, logging_to
-from codistill.recipes import parse
 from codistill.recipes.schema import Recipe
 from codistill.runs import environment
-from codistill.runs.checkpoint import Saver, Store
-from codistill.runs.files import (
-    explained,
-    lock_run,
-    open_regular,
-    read_json,
-    sweep,
-    to_json,
-    write_atomically,
-    write_json,
-)
+from codistill.runs.checkpoint import Fingerprint, Saver, Store, fingerprint, fingerprint_of
+from codistill.runs.files import explained, lock_run, open_regular, sweep, to_json, write_atomically
 from codistill.runs.folder import MAX_BYTES, RunFolder
 from codistill.runs.journal import Journal
 from codistill.runs.result import RESULT_FORMAT
+from codistill.runs.seal import is_intact, read_sealed, write_sealed
 from codistill.runs.weights import good_copies
 
 
@@ -86,7 +77,7 @@ class Run:
     def __init__(self, folder: RunFolder, recipe: Recipe, data: ImageData) -> None:
         self.folder, self.recipe, self.data = folder, recipe, data
         self.journal, self.timing = Journal(folder.journal), Journal(folder.timing)
-        self.store = Store(folder.checkpoints, keep=recipe.checkpoints.keep)
+        self.store = Store(folder.checkpoints, keep=recipe.checkpoints.keep, foreign=folder.foreign)
         self.saver = Saver()
         self._opened_at = self._saved_at = time.monotonic()
         self._elapsed_before_s = 0.0
@@ -104,11 +95,13 @@ class Run:
             folder.path.mkdir(parents=True, exist_ok=True)
         with lock_run(folder.path):
             is_begun = folder.is_begun()
+            if is_begun:
+                restore_descriptions(folder)
             changed = folder.changes_to(recipe) if is_begun else []
             began_in = folder.precision() if is_begun else None  # of the stored recipe, before it is replaced
             if not is_begun:
                 # The recipe comes first: it marks the folder as a run's, should the process die from here on.
-                write_atomically(folder.recipe, parse.dumps(recipe))
+                folder.write_recipe(recipe)
                 for stale in (folder.environment, folder.data):
                     stale.unlink(missing_ok=True)
             with logging_to(log_file(folder.log)):
@@ -122,17 +115,19 @@ class Run:
                     run._log_data()
                     if changed:
                         log.info("%s continues with %s", folder.path, "; ".join(changed))
-                        write_atomically(folder.recipe, parse.dumps(recipe))
+                        folder.write_recipe(recipe)
                     yield run
 
     def _describe_once(self) -> None:
         """Record the environment and the data when the run begins; raises RunError if the data have changed since."""
         if not self.folder.environment.exists():
-            write_json(self.folder.environment, environment.describe())
+            write_sealed(self.folder.environment, environment.describe())
         report = json.loads(to_json(self.data.report))
-        if not self.folder.data.exists():
-            write_json(self.folder.data, report)
-        elif read_json(self.folder.data, MAX_BYTES) != report:
+        if not is_intact(self.folder.data, MAX_BYTES):
+            if self.folder.data.exists():
+                log.warning("%s is damaged and is written again from the images", self.folder.data)
+            write_sealed(self.folder.data, report)  # a checkpoint of other images is not accepted
+        elif read_sealed(self.folder.data, MAX_BYTES) != report:
             raise RunError(
                 f"{self.folder.path}: the data of {self.data.name} are not those that the run began with (see "
                 f"{self.folder.data.name}); put them back, or begin another run with --out"
@@ -157,16 +152,15 @@ class Run:
         """Restore the newest checkpoint into ``training`` and truncate the journals to it; returns its position."""
         saved = self.store.newest()
         self._check_precision(training.machine.precision)
+        files = saved.state["files"] if saved else {}
+        for journal in (self.journal, self.timing):
+            journal.restore(files.get(journal.path.name, ""))
         if saved is None:
-            self.journal.truncate_to(0)
-            self.timing.truncate_to(0)
             return Position()
         position = Position(**saved.state["position"])
         # At the end of an epoch, the copies to roll back to are the state itself, so they are not saved.
         learning = self.recipe.graph.learning_networks if not position.step else ()
         training.restore({**saved.tensors, **good_copies(learning, saved.tensors)})
-        self.journal.truncate_to(saved.state["journal_bytes"])
-        self.timing.truncate_to(saved.state["timing_bytes"])
         self._elapsed_before_s = saved.state["elapsed_s"]
         self._opened_at = time.monotonic()
         log.info("%s continues after epoch %d, step %d", self.folder.path, position.epoch, position.step)
@@ -183,9 +177,9 @@ class Run:
         self._record_precision(began_in)
 
     def _record_precision(self, precision: str) -> None:
-        facts = read_json(self.folder.environment)
+        facts = read_sealed(self.folder.environment)
         if facts.get("precision") != precision:
-            write_json(self.folder.environment, {**facts, "precision": precision})
+            write_sealed(self.folder.environment, {**facts, "precision": precision})
 
     def save_is_due(self) -> bool:
         """Whether ``every_s`` seconds have passed and the last save is written; always with ``every_s=0``."""
@@ -218,10 +212,12 @@ class Run:
         self._save(Store(self.folder.best, keep=1), training, position, schedule)
 
     def _save(self, store: Store, training: State, position: Position, schedule: TrainingSchedule) -> None:
+        described = {file.name: file.read_text() for file in (self.folder.recipe, self.folder.environment)}
+        journals = {journal.path.name: journal.content for journal in (self.journal, self.timing)}
         state = {
             "position": {"epoch": position.epoch, "step": position.step},
-            "journal_bytes": self.journal.length,
-            "timing_bytes": self.timing.length,
+            "files": {**described, **journals},  # to restore them, and to know whose the checkpoint is
+            "data": fingerprint(self.folder.data),
             "elapsed_s": self.elapsed_s,
         }
         self.saver.save(store, schedule.steps_taken(position), training.tensors(), state)
@@ -240,6 +236,7 @@ class Run:
         ``path`` describes how the step was computed, ``processes`` the layout and traffic of several processes.
         """
         self.saver.wait()
+        prints = {}
         for name, network in training.shipped().items():
             weights = {key: tensor.detach().cpu().contiguous() for key, tensor in network.state_dict().items()}
             about = {
@@ -252,12 +249,14 @@ class Run:
             }
             # One key: with several, safetensors writes them in an order that changes from process to process.
             content = safetensors.torch.save(weights, {"codistill": to_json(about)})
+            prints[name] = fingerprint_of(content)
             self.folder.weights(name).parent.mkdir(exist_ok=True)
             write_atomically(self.folder.weights(name), content)
         several = {"processes": processes} if processes else {}
-        write_json(self.folder.result, {**self._result(training, path), **several}, sort_keys=False)
+        if self.folder.damage(self.recipe.networks) or not self.folder.result.exists():
+            write_sealed(self.folder.result, {**self._result(training, path, prints), **several}, sort_keys=False)
 
-    def _result(self, training: State, path: str) -> dict[str, Any]:
+    def _result(self, training: State, path: str, prints: Mapping[str, Fingerprint]) -> dict[str, Any]:
         """The content of result.json. Each network's result is its last epoch; the best one is named separately."""
         epochs = self.journal.read()
         networks = {}
@@ -271,6 +270,7 @@ class Run:
                 "last": epochs[-1]["test"][classifier],
                 "best_epoch": {"epoch": best_epoch, "top1_error": best_error},
                 "skipped": epochs[-1]["skipped"][name],
+                "weights": prints[name],
             }
         peak = torch.cuda.max_memory_allocated() if training.machine.device.type == "cuda" else None
         return {
@@ -280,12 +280,21 @@ class Run:
             "networks": networks,
             "epochs": epochs,
             "data": self.data.report,
-            "environment": read_json(self.folder.environment),
+            "environment": read_sealed(self.folder.environment),
             "path": path,
             "saves": {"count": self.saver.saves, "longest_hold_s": round(self.saver.longest_hold_s, 6)},
             "elapsed_s": round(self.elapsed_s, 3),
             "peak_device_bytes": peak,
         }
+
+
+def restore_descriptions(folder: RunFolder) -> None:
+    """Write a damaged or missing recipe or environment again, from the newest checkpoint."""
+    damaged = [file for file in (folder.recipe, folder.environment) if not is_intact(file, MAX_BYTES)]
+    if damaged and (saved := Store(folder.checkpoints).newest()):
+        for file in damaged:
+            log.warning("%s is damaged and is restored from the checkpoint", file)
+            write_atomically(file, saved.state["files"][file.name])
 
 
 class RegularFileHandler(logging.FileHandler):

@@ -20,17 +20,17 @@ from codistill.engine.schedule import Position
 from codistill.engine.state import cohort_of
 from codistill.errors import unknown
 from codistill.export.formats import Identity, read_weights
-from codistill.recipes import parse
 from codistill.recipes.schema import Recipe
 from codistill.runs.checkpoint import Saved, Store
-from codistill.runs.files import read_json
 from codistill.runs.folder import MAX_BYTES, RunFolder
 from codistill.runs.journal import read_journal
+from codistill.runs.seal import read_sealed
 from codistill.runs.weights import (
     best_checkpoint,
     cohort_weights,
     last_checkpoint,
     load_strictly,
+    refuse_damaged,
     shipped_weights,
     ships_average,
 )
@@ -52,12 +52,10 @@ class History:
     def read(cls, run: Path, name: str) -> "History":
         folder = RunFolder(run)
         folder.refuse_irregular()
-        if not folder.recipe.is_file():
-            raise folder.not_a_run()
-        recipe = parse.load(folder.recipe)
+        recipe = folder.stored_recipe()
         if name not in recipe.networks:
             raise unknown(f"network of {run}", name, recipe.networks)
-        report, environment = (read_json(file, MAX_BYTES) for file in (folder.data, folder.environment))
+        report, environment = (read_sealed(file, MAX_BYTES) for file in (folder.data, folder.environment))
         return cls(folder, recipe, name, folder.result.exists(), report, environment)
 
     @property
@@ -125,6 +123,7 @@ def load_network(run: Path, name: str, *, best: bool = False) -> PlainNetwork:
 
 
 def _from_finished(history: History) -> PlainNetwork:
+    refuse_damaged(history.folder.weights(history.name))
     identity, weights = read_weights(history.folder.weights(history.name))
     done = Position(history.recipe.length.epochs)
     # The weight file is what ships; a checkpoint only adds the trained heads to the proof.
@@ -133,7 +132,7 @@ def _from_finished(history: History) -> PlainNetwork:
 
 
 def _from_interrupted(history: History) -> PlainNetwork:
-    saved = Store(history.folder.checkpoints).newest()
+    saved = Store(history.folder.checkpoints, foreign=history.folder.foreign).newest()
     if saved is None:
         raise ValueError(
             f"{history.folder.path} has no checkpoint yet, so there is no network to export; "

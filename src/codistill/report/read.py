@@ -1,6 +1,5 @@
 """Finds runs and reads their files, finished or not. Never writes or locks; damaged parts are noted, not raised."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,10 +8,10 @@ from typing import Any
 from codistill.errors import RunError
 from codistill.recipes import parse
 from codistill.recipes.schema import Recipe
-from codistill.runs.files import open_regular, read_json
 from codistill.runs.folder import MAX_BYTES, RunFolder
-from codistill.runs.journal import MAX_LINE_BYTES
+from codistill.runs.journal import read_lines
 from codistill.runs.result import Result, parse_result, read_result_content
+from codistill.runs.seal import read_sealed
 from codistill.studies.study import METHOD_LABELS
 
 ACCEPTED = "the folder of a run or a study, a result.json, or a folder of result files"
@@ -93,7 +92,7 @@ def read_run(folder: Path) -> SeenRun:
     run.refuse_irregular()
     if not run.recipe.is_file():
         raise run.not_a_run()
-    notes: list[str] = []
+    notes: list[str] = [f"{reason[0].upper()}{reason[1:]}." for reason in run.damage()]
     result, whole = _read_finished(run, notes)
     recipe = result.recipe if result else parse.load(run.recipe)
     records = _evaluations(whole["epochs"]) if whole else _evaluations(_lines(run.journal, notes))
@@ -155,28 +154,14 @@ def _read_finished(run: RunFolder, notes: list[str]) -> tuple[Result | None, Rec
 
 def _lines(file: Path, notes: list[str]) -> list[Record]:
     """Return the records up to the first damaged line; a last line still being written is left out."""
-    records: list[Record] = []
     try:
-        with open(file, "rb", opener=open_regular) as lines:
-            for number, line in enumerate(iter(lambda: lines.readline(MAX_LINE_BYTES), b""), start=1):
-                record = _record(line)
-                if record is None:
-                    notes.append(f"{file.name}, line {number}, is truncated or damaged; the lines before it are shown.")
-                    break
-                records.append(record)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        notes.append(f"{file.name} cannot be read: {error.strerror or error}.")
-    return records
-
-
-def _record(line: bytes) -> Record | None:
-    try:
-        record = json.loads(line) if line.endswith(b"\n") else None
-    except (ValueError, RecursionError):
-        return None
-    return record if isinstance(record, dict) and isinstance(record.get("epoch"), int) else None
+        lines = read_lines(file)
+    except RunError as error:
+        notes.append(f"{file.name} cannot be read: {error}.")
+        return []
+    if lines.damaged:
+        notes.append(f"{file.name}, line {lines.damaged}, is damaged; the lines before it are shown.")
+    return [record for record in lines.records if isinstance(record.get("epoch"), int)]
 
 
 def _evaluations(records: Sequence[Record]) -> tuple[Record, ...]:
@@ -187,7 +172,7 @@ def _description(file: Path, notes: list[str]) -> Mapping[str, Any]:
     if not file.exists():
         return {}
     try:
-        return _mapping(read_json(file, MAX_BYTES))
+        return read_sealed(file, MAX_BYTES)
     except RunError as error:
         notes.append(f"{file.name} is left out: {error}")
         return {}

@@ -12,7 +12,7 @@ import re
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import file_digest, sha256
@@ -38,12 +38,12 @@ from codistill.runs.files import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-FORMAT = 1
+FORMAT = 2
 TENSORS, STATE, MANIFEST = "tensors.safetensors", "state.json", "manifest.json"
 Fingerprint = dict[str, int | str]  # "bytes" and "sha256" of a file
 Snapshot = dict[str, "Tensor"]
 """Contiguous copies on the CPU that share no memory. Restoring copies their values, so strides are not kept."""
-STATE_MAX_BYTES = 64 * 2**20
+STATE_MAX_BYTES = 256 * 2**20  # it contains the journals
 MANIFEST_MAX_BYTES = 2**16  # an intact manifest has a few hundred; more is read only to report what is wrong
 DTYPES = (
     "bool",
@@ -98,11 +98,15 @@ def _dtype_name(tensor: "Tensor") -> str:
 class Store:
     """The checkpoints of one run. Only the process that holds the run's lock calls ``save`` and ``sweep``."""
 
-    def __init__(self, folder: Path, keep: int = 2) -> None:
+    def __init__(
+        self, folder: Path, keep: int = 2, *, foreign: Callable[[dict[str, Any]], str] = lambda state: ""
+    ) -> None:
         if keep < 1:
             raise ValueError(f"keep={keep}: at least 1 checkpoint must be kept")
         self.folder = folder
         self.keep = keep
+        self.foreign = foreign
+        """Says why a checkpoint's state is another run's; empty for one of this run."""
 
     def save(self, step: int, tensors: Mapping[str, "Tensor"], state: dict[str, Any]) -> Path:
         return self.write(step, snapshot(tensors), state)
@@ -136,13 +140,18 @@ class Store:
             found = self._found()
             for (step, _), path in found:
                 try:
-                    return _load(path, step)
+                    saved = _load(path, step)
                 except DamagedError as damage:
                     log.warning("checkpoint %s is damaged and skipped: %s", path, damage)
+                    continue
+                if not (reason := self.foreign(saved.state)):
+                    return saved
+                log.warning("checkpoint %s is another run's and skipped: %s", path, reason)
         if found:
             raise RunError(
-                f"{self.folder}: none of the {len(found)} checkpoints is intact, so the run cannot continue; put an "
-                "intact one back from a copy, or start again in another folder with --out. Nothing was changed."
+                f"{self.folder}: none of the {len(found)} checkpoints is intact and this run's, so the run cannot "
+                "continue; put the right one back from a copy, or start again in another folder with --out. "
+                "Nothing was changed."
             )
         return None
 
@@ -198,9 +207,7 @@ def _contents(step: int, taken: Snapshot, state: dict[str, Any]) -> dict[str, by
         TENSORS: to_safetensors(taken),
         STATE: text.encode(),
     }
-    prints: dict[str, Fingerprint] = {
-        name: {"bytes": len(content), "sha256": sha256(content).hexdigest()} for name, content in contents.items()
-    }
+    prints = {name: fingerprint_of(content) for name, content in contents.items()}
     return contents | {MANIFEST: _manifest(step, prints)}
 
 
@@ -235,7 +242,7 @@ def _verify(path: Path, step: int) -> None:
         raise DamagedError(
             f"missing: {', '.join(sorted(missing)) or '–'}; unexpected: {', '.join(sorted(foreign)) or '–'}"
         )
-    prints = {name: _fingerprint(found[name]) for name in (TENSORS, STATE)}
+    prints = {name: fingerprint(found[name]) for name in (TENSORS, STATE)}
     expected = _manifest(step, prints)
     with open(found[MANIFEST], "rb", opener=open_regular) as file:
         manifest = file.read(MANIFEST_MAX_BYTES)
@@ -243,7 +250,11 @@ def _verify(path: Path, step: int) -> None:
         raise DamagedError(_difference(manifest, prints, step))
 
 
-def _fingerprint(path: Path) -> Fingerprint:
+def fingerprint_of(content: bytes) -> Fingerprint:
+    return {"bytes": len(content), "sha256": sha256(content).hexdigest()}
+
+
+def fingerprint(path: Path) -> Fingerprint:
     with open(path, "rb", opener=open_regular) as file:
         return {"bytes": os.fstat(file.fileno()).st_size, "sha256": file_digest(file, "sha256").hexdigest()}
 

@@ -162,18 +162,24 @@ def _finite(value: object) -> object:
     return value
 
 
-def write_json(path: Path, value: object, *, sort_keys: bool = True) -> None:
-    write_atomically(path, to_json(value, indent=2, sort_keys=sort_keys) + "\n")
+def write_json(path: Path, value: object) -> None:
+    write_atomically(path, to_json(value, indent=2) + "\n")
 
 
-def read_json(path: Path, max_bytes: int = 2**20, *, follow_links: bool = False) -> Any:
-    """Read a JSON file; raises RunError if it is too large, not a regular file, or not JSON."""
+def read_bytes(path: Path, max_bytes: int, *, follow_links: bool = False) -> bytes:
+    """Read a whole file; raises RunError if it is too large or not a regular file."""
     opener = partial(open_regular, follow_links=follow_links)
     with explained(path.parent, f"read {path.name}"), open(path, "rb", opener=opener) as file:
         # read(n) allocates n bytes, however small the file is.
         content = file.read(min(os.fstat(file.fileno()).st_size, max_bytes) + 1)
     if len(content) > max_bytes:
         raise RunError(f"{path} is larger than {max_bytes:,} bytes, the limit for this file")
+    return content
+
+
+def read_json(path: Path, max_bytes: int = 2**20, *, follow_links: bool = False) -> Any:
+    """Read a JSON file; raises RunError if it is too large, not a regular file, or not JSON."""
+    content = read_bytes(path, max_bytes, follow_links=follow_links)
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:

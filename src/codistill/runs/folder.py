@@ -3,13 +3,19 @@
 import os
 import shlex
 import stat
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from codistill.errors import RunError
+from codistill.log import log
 from codistill.recipes import parse
 from codistill.recipes.changes import WHERE_AND_HOW, difference, is_below, key_of
 from codistill.recipes.schema import Recipe
-from codistill.runs.files import LOCK_FILE, TEMPORARY, read_json, refuse_unless
+from codistill.runs.checkpoint import fingerprint
+from codistill.runs.files import LOCK_FILE, TEMPORARY, refuse_unless, write_atomically
+from codistill.runs.journal import read_lines
+from codistill.runs.seal import RESTORE, YAML_END, damaged, is_intact, read_sealed, seal
 
 MAX_BYTES = 256 * 2**20  # of result.json and data.json, which names every image that was skipped
 
@@ -67,16 +73,70 @@ class RunFolder:
         return any(not name.startswith(TEMPORARY) for name in names)
 
     def is_finished(self, recipe: Recipe) -> bool:
-        """Whether this recipe has been trained to its end here, on any device; raises if it is another recipe."""
+        """Whether this recipe has been trained to its end here, on any device; raises if it is another recipe.
+
+        False if a file is damaged that the run's checkpoint can restore: the training then continues at its end.
+        """
         self.refuse_irregular()
         if not self.result.exists():
+            return False
+        if damage := self.damage(recipe.networks):
+            if not self.has_checkpoint():
+                raise self.damage_error(damage)
+            log.warning("%s: %s; restored from the checkpoint", self.path, "; ".join(damage))
             return False
         self.changes_to(recipe)
         return True
 
+    def damage(self, weights: Iterable[str] = ()) -> list[str]:
+        """Describe the run's damaged or missing files, one sentence each; ``weights`` are networks to look at too."""
+        finished = self.result.exists()
+        bad = [
+            file
+            for file in (self.recipe, self.environment, self.data, self.result)
+            if (finished or file.exists()) and not is_intact(file, MAX_BYTES)
+        ]
+        found = [f"{file.name} is {'damaged, or was edited' if file.exists() else 'missing'}" for file in bad]
+        journals = {file: read_lines(file) for file in (self.journal, self.timing)}
+        found += [f"{file.name}, line {lines.damaged}, is damaged" for file, lines in journals.items() if lines.damaged]
+        if not finished or self.result in bad:
+            return found
+        result = read_sealed(self.result, MAX_BYTES)
+        if not journals[self.journal].damaged and journals[self.journal].records != result.get("epochs"):
+            found.append(f"{self.journal.name} and {self.result.name} have different epochs")
+        if self.recipe not in bad and parse.load(self.recipe) != Recipe.check(result.get("recipe"), str(self.result)):
+            found.append(f"{self.recipe.name} and {self.result.name} have different recipes")
+        return found + [reason for name in weights if (reason := self.damage_of_weights(name, result))]
+
+    def damage_of_weights(self, network: str, result: Mapping[str, Any]) -> str:
+        """How a network's weight file differs from the one that the result describes; empty if it does not."""
+        file = self.weights(network)
+        if not file.is_file():
+            return f"{file.name} is missing"
+        try:
+            recorded = result["networks"][network]["weights"]
+        except (KeyError, TypeError):
+            recorded = None
+        same = recorded == fingerprint(file)
+        return "" if same else f"{file.name} is damaged: its SHA-256 is not the one in {self.result.name}"
+
+    def damage_error(self, damage: Iterable[str]) -> RunError:
+        return RunError(f"{self.path}: {'; '.join(damage)}: {RESTORE}")
+
+    def foreign(self, state: Mapping[str, Any]) -> str:
+        """How a checkpoint's state is not of this run: other recipe or data; empty if it is of this run."""
+        try:
+            other = parse.loads(state["files"][self.recipe.name], "its recipe")
+        except (KeyError, TypeError, ValueError):
+            return "its recipe is not readable"
+        lines = difference(parse.load(self.recipe), other)
+        if others := [line for line in lines if not is_below(key_of(line), (*WHERE_AND_HOW, "runtime.precision"))]:
+            return "; ".join(others)
+        return "other images" if state.get("data") != fingerprint(self.data) else ""
+
     def changes_to(self, recipe: Recipe) -> list[str]:
         """Allowed differences (device, paths, kernels) between the stored recipe and this one; any other raises."""
-        stored = parse.load(self.recipe)
+        stored = self.stored_recipe()
         changed = difference(stored, recipe)
         may_differ = (*WHERE_AND_HOW, *(["runtime.precision"] if self._keeps_precision(stored, recipe) else []))
         if others := [line for line in changed if not is_below(key_of(line), may_differ)]:
@@ -86,6 +146,17 @@ class RunFolder:
             )
         return changed
 
+    def write_recipe(self, recipe: Recipe) -> None:
+        write_atomically(self.recipe, seal(parse.dumps(recipe).encode(), YAML_END))
+
+    def stored_recipe(self) -> Recipe:
+        """The recipe of the run; raises RunError if there is none, or if it is damaged."""
+        if not self.recipe.is_file():
+            raise self.not_a_run()
+        if not is_intact(self.recipe, MAX_BYTES):
+            raise damaged(self.recipe)
+        return parse.load(self.recipe)
+
     def _keeps_precision(self, stored: Recipe, recipe: Recipe) -> bool:
         """Whether one recipe says ``auto`` and the other may name what that was; ``Run`` compares what it is now."""
         asked = recipe.runtime.precision
@@ -93,7 +164,7 @@ class RunFolder:
 
     def precision(self) -> str | None:
         """The precision that the run began in; None if it is not recorded yet."""
-        environment = read_json(self.environment) if self.environment.is_file() else {}
+        environment = read_sealed(self.environment) if self.environment.is_file() else {}
         asked = parse.load(self.recipe).runtime.precision
         return environment.get("precision") or (None if asked == "auto" else asked)
 

@@ -10,8 +10,9 @@ from codistill.recipes.errors import written_by_an_earlier_version
 from codistill.recipes.schema import Recipe, Runtime
 from codistill.runs.files import read_json
 from codistill.runs.folder import MAX_BYTES, RunFolder
+from codistill.runs.seal import KEY, read_sealed
 
-RESULT_FORMAT = 2
+RESULT_FORMAT = 3
 """Raised when the recipe inside changes its keys; tools/convert_results.py converts results of earlier formats."""
 
 
@@ -71,8 +72,7 @@ def runtime_for_evaluation(recipe: Recipe, environment: Mapping[str, Any]) -> Ru
 def read_finished(folder: RunFolder) -> dict[str, Any]:
     """Read the content of a finished run's result.json; raises RunError if the run is missing or unfinished."""
     folder.refuse_irregular()
-    if not folder.recipe.is_file():
-        raise folder.not_a_run()
+    folder.stored_recipe()
     if not folder.result.is_file():
         raise RunError(
             f"{folder.path} is not finished, so it has no result yet; finish it with: {folder.resume_command()}"
@@ -86,12 +86,14 @@ def read_result(path: Path, *, follow_links: bool = False) -> Result:
 
 
 def read_result_content(path: Path, *, follow_links: bool = False) -> dict[str, Any]:
-    """Read a result.json as it is; only its format is checked."""
+    """Read a result.json as it is; only its checksum and format are checked."""
     content = read_json(path, MAX_BYTES, follow_links=follow_links)
-    if isinstance(content, dict) and content.get("format") in range(1, RESULT_FORMAT) and "recipe" in content:
+    has_format = isinstance(content, dict) and "recipe" in content and KEY not in content
+    if has_format and content.get("format") in range(1, RESULT_FORMAT):
         run = path.parent if path.name == RunFolder(path.parent).result.name else path
         raise RunError(f"{path} has format {content['format']}. {written_by_an_earlier_version(str(run))}")
-    if not isinstance(content, dict) or content.get("format") != RESULT_FORMAT:
+    content = read_sealed(path, MAX_BYTES, follow_links=follow_links)
+    if content.get("format") != RESULT_FORMAT:
         raise RunError(f"{path} is not a run's result in the format that this version reads ({RESULT_FORMAT})")
     return content
 

@@ -15,7 +15,8 @@ from safetensors import SafetensorError
 
 from codistill.recipes.schema import Recipe
 from codistill.runs.checkpoint import Saved, Store
-from codistill.runs.folder import RunFolder
+from codistill.runs.folder import MAX_BYTES, RunFolder
+from codistill.runs.seal import read_sealed
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -86,7 +87,7 @@ def _below(prefix: str, tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
 
 def best_checkpoint(folder: RunFolder) -> Saved:
     """Read the checkpoint with the lowest validation error; raises ValueError if the run kept none."""
-    saved = Store(folder.best).newest()
+    saved = Store(folder.best, foreign=folder.foreign).newest()
     if saved is None:
         raise ValueError(
             f"{folder.path} has kept no best checkpoint: that takes a training with checkpoints.best=true and "
@@ -98,7 +99,7 @@ def best_checkpoint(folder: RunFolder) -> Saved:
 def last_checkpoint(folder: RunFolder, recipe: Recipe) -> Saved | None:
     """Read the checkpoint of the last epoch; None if there is none, or if it is damaged or earlier."""
     try:
-        saved = Store(folder.checkpoints).newest()
+        saved = Store(folder.checkpoints, foreign=folder.foreign).newest()
     except (ValueError, OSError):
         return None
     is_last = saved is not None and saved.state.get("position") == {"epoch": recipe.length.epochs, "step": 0}
@@ -129,6 +130,14 @@ def _misfit(expected: Mapping[str, "Tensor"], given: Mapping[str, "Tensor"]) -> 
     )
 
 
+def refuse_damaged(file: Path) -> None:
+    """Raise RunError for weights in the folder of a finished run that are not those in its result."""
+    run = RunFolder(file.parent.parent)
+    is_shipped = file == run.weights(file.stem) and run.recipe.is_file() and run.result.is_file()
+    if is_shipped and (reason := run.damage_of_weights(file.stem, read_sealed(run.result, MAX_BYTES))):
+        raise run.damage_error([reason])
+
+
 def load_weights(backbone: "nn.Module", file: Path, name: str) -> None:
     """Load the safetensors file of the network called ``name`` in the recipe; raises ValueError if it does not fit."""
     from safetensors.torch import load_file
@@ -137,6 +146,7 @@ def load_weights(backbone: "nn.Module", file: Path, name: str) -> None:
         raise ValueError(f"network {name!r}: {file} is a folder; give the safetensors file in it")
     if not file.is_file():
         raise ValueError(f"network {name!r}: there is no file {file}; give a safetensors file of its weights")
+    refuse_damaged(file)
     # Before anything is mapped or read: a file may claim any size.
     needed = sum(tensor.nbytes for tensor in backbone.state_dict().values())
     if (size := file.stat().st_size) > 2 * needed + HEADER_BYTES:

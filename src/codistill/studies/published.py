@@ -8,9 +8,10 @@ from typing import Any
 
 from codistill.recipes import Recipe
 from codistill.recipes.changes import as_change, is_below, key_of
-from codistill.runs.files import read_json, to_json, write_atomically
+from codistill.runs.files import read_json, write_atomically
 from codistill.runs.folder import MAX_BYTES, RunFolder
 from codistill.runs.result import Result, read_result, read_result_content
+from codistill.runs.seal import sealed_json
 from codistill.studies import catalogue
 from codistill.studies.analysis import build_tables, training_differences
 from codistill.studies.plan import run_name, start_names
@@ -70,7 +71,7 @@ def publish_all(run_folders: Sequence[Path], results: Path) -> tuple[list[Path],
 
 
 def _text(content: dict[str, Any]) -> bytes:
-    return f"{to_json(content, indent=1, sort_keys=False)}\n".encode()
+    return sealed_json(content, sort_keys=False, indent=1)
 
 
 def _without_paths(content: dict[str, Any]) -> dict[str, Any]:
