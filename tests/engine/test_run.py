@@ -16,6 +16,7 @@ from codistill.errors import RunError
 from codistill.recipes import parse
 from codistill.recipes.schema import Recipe
 from codistill.runs.folder import RunFolder
+from codistill.runs.journal import read_journal
 from codistill.runs.result import read_result
 from codistill.runs.seal import write_sealed
 from support.tiny import tiny_recipe
@@ -40,7 +41,7 @@ def test_what_a_finished_run_leaves(finished: Path) -> None:
     }
     assert parse.load(finished / "recipe.yaml") == tiny_recipe()
     result = json.loads((finished / "result.json").read_text())
-    journal = [json.loads(line) for line in (finished / "journal.jsonl").read_text().splitlines()]
+    journal = read_journal(finished / "journal.jsonl")
     assert result["epochs"] == journal
     assert result["networks"]["a"]["last"] == journal[-1]["test"]["a/final"]
     # resnet-8: stem 144 + 32, blocks 4,672 + 13,952 + 55,552, classifier 650
@@ -58,7 +59,7 @@ def test_every_classifier_and_the_ensemble_are_measured_in_the_last_epoch(finish
 
 
 def test_the_journal_has_every_term_and_no_clock(finished: Path) -> None:
-    record = json.loads((finished / "journal.jsonl").read_text().splitlines()[0])
+    record = read_journal(finished / "journal.jsonl")[0]
     assert set(record) == {"epoch", "terms", "train_error", "skipped", "test"}
     assert len(record["terms"]) == 6 + 18
     assert record["skipped"] == {"a": 0, "b": 0}

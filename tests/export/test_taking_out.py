@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from codistill.data import embedded
 from codistill.engine import trainer
+from codistill.errors import RunError
 from codistill.export.export import export_network, prove
 from codistill.export.formats import FORMATS
 from codistill.export.network import load_network
@@ -21,7 +22,7 @@ from codistill.report.overview import read_overview
 from codistill.report.page import live_page
 from codistill.runs.checkpoint import Store
 from codistill.runs.seal import write_sealed
-from support.runs import train
+from support.runs import accept_weights, train
 from support.tiny import tiny_recipe
 
 
@@ -142,6 +143,9 @@ def test_a_weight_file_that_is_not_the_checkpoints_is_refused(copied: Path, tmp_
     weights, about = load_file(file), metadata(file)
     weights["classifier.3.bias"] = weights["classifier.3.bias"] + 1
     save_file(weights, file, about)
+    with pytest.raises(RunError, match=r"a\.safetensors is damaged: its SHA-256 is not the one in result\.json"):
+        export_network(copied, "a", "safetensors", tmp_path / "out")
+    accept_weights(copied)
     with pytest.raises(ValueError, match="in the cohort with its heads give logits that differ by up to 1"):
         export_network(copied, "a", "safetensors", tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -228,12 +232,14 @@ def test_an_unknown_network(finished: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"not safetensors"])
 def test_an_unreadable_weight_file(copied: Path, content: bytes) -> None:
     (copied / "weights" / "a.safetensors").write_bytes(content)
+    accept_weights(copied)
     with pytest.raises(ValueError, match=r"a\.safetensors is not a readable safetensors file"):
         load_network(copied, "a")
 
 
 def test_the_weight_file_of_another_network(copied: Path) -> None:
     shutil.copy(copied / "weights" / "b.safetensors", copied / "weights" / "a.safetensors")
+    accept_weights(copied)
     with pytest.raises(ValueError, match=r"the weights of a in .* do not fit the network: \d+ tensors are missing"):
         load_network(copied, "a")
 
@@ -242,6 +248,7 @@ def test_the_weight_file_of_another_network(copied: Path) -> None:
 def test_a_weight_file_that_codistill_did_not_write(copied: Path, about: dict[str, str] | None) -> None:
     file = copied / "weights" / "a.safetensors"
     save_file(load_file(file), file, about)
+    accept_weights(copied)
     with pytest.raises(ValueError, match="does not name its network"):
         load_network(copied, "a")
 
@@ -251,5 +258,6 @@ def test_a_diverged_network_is_not_shipped(copied: Path, tmp_path: Path) -> None
     weights, about = load_file(file), metadata(file)
     weights["classifier.3.bias"][:] = torch.nan
     save_file(weights, file, about)
+    accept_weights(copied)
     with pytest.raises(ValueError, match="the logits of a are not finite"):
         export_network(copied, "a", "safetensors", tmp_path / "out")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from codistill.errors import RunError
-from codistill.runs.checkpoint import Store
+from codistill.runs.checkpoint import FORMAT, Store
 from support.checkpoints import NAMES, assert_is, content, filled, seal
 from support.stress import DAMAGES, Counted
 
@@ -150,7 +150,7 @@ def listing(name: str) -> Any:
 
 def newer_format(folder: Path) -> None:
     text = (folder / "manifest.json").read_text()
-    (folder / "manifest.json").write_text(text.replace('"format": 1', '"format": 2'))
+    (folder / "manifest.json").write_text(text.replace(f'"format": {FORMAT}', '"format": 99'))
 
 
 def sealed(name: str, data: Any) -> Any:

@@ -41,7 +41,7 @@ def test_a_line_cut_in_the_middle_is_left_out_and_noted(tmp_path: Path, cut: int
     journal.write_bytes(journal.read_bytes()[:-cut])
     run = read_run(folder)
     assert run.epochs_done == 4
-    assert run.notes == ("journal.jsonl, line 5, is truncated or damaged; the lines before it are shown.",)
+    assert run.notes == ("journal.jsonl, line 5, is incomplete; the lines before it are shown.",)
 
 
 @pytest.mark.parametrize("junk", ["[1, 2]\n", '{"epoch": "four"}\n', "\x00\xff\n", "[" * 100_000 + "\n"])
@@ -52,7 +52,7 @@ def test_what_comes_before_a_damaged_line_is_shown(tmp_path: Path, junk: str) ->
     append(folder, record(quick(), 4))
     run = read_run(folder)
     assert run.epochs_done == 3
-    assert "line 4, is truncated or damaged" in run.notes[0]
+    assert "journal.jsonl, line 4, is damaged" in run.notes[0]
 
 
 def test_numbers_that_are_none_are_left_out_of_curves(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_result_that_cannot_be_read_leaves_an_unfinished_run(tmp_path: Path, c
     run = read_run(folder)
     assert not run.finished
     assert run.epochs_done == 12
-    assert "Its result cannot be read" in run.notes[0]
+    assert "result.json is damaged" in run.notes[0]
 
 
 def test_a_damaged_description_is_noted(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_damaged_description_is_noted(tmp_path: Path) -> None:
     (folder / "environment.json").write_text("{")
     run = read_run(folder)
     assert run.environment == {}
-    assert "environment.json is left out" in run.notes[0]
+    assert "environment.json is damaged" in run.notes[0]
 
 
 def test_published_results_are_runs_without_a_clock(tmp_path: Path) -> None:

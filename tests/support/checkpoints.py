@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from codistill.runs.checkpoint import Saved, Store
+from codistill.runs.checkpoint import FORMAT, Saved, Store
 
 NAMES = ("tensors.safetensors", "state.json", "manifest.json")
 
@@ -58,5 +58,5 @@ def seal(folder: Path, step: int) -> None:
         for name in NAMES[:2]
         for data in [(folder / name).read_bytes()]
     }
-    manifest = {"format": 1, "step": step, "files": recorded}
+    manifest = {"format": FORMAT, "step": step, "files": recorded}
     (folder / "manifest.json").write_text(json.dumps(manifest, sort_keys=True, indent=2))

@@ -6,6 +6,9 @@ from pathlib import Path
 from codistill.engine import trainer
 from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.recipes.schema import Recipe
+from codistill.runs.checkpoint import fingerprint
+from codistill.runs.folder import MAX_BYTES, RunFolder
+from codistill.runs.seal import read_sealed, write_sealed
 
 
 def train(recipe: Recipe, out: Path, steps: int | None = None) -> Path:
@@ -19,6 +22,15 @@ def train(recipe: Recipe, out: Path, steps: int | None = None) -> Path:
     for _ in trainer.train(recipe, out, stop=lambda: done == steps, heartbeat=note):
         pass
     return out
+
+
+def accept_weights(run: Path) -> None:
+    """Records the weight files as they are now in the run's result, as somebody who means harm can."""
+    folder = RunFolder(run)
+    result = read_sealed(folder.result, MAX_BYTES)
+    for name, network in result["networks"].items():
+        network["weights"] = fingerprint(folder.weights(name))
+    write_sealed(folder.result, result, sort_keys=False)
 
 
 def checksums(out: Path) -> dict[str, str]:

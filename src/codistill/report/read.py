@@ -5,13 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from codistill.errors import RunError
 from codistill.recipes import parse
 from codistill.recipes.schema import Recipe
 from codistill.runs.folder import MAX_BYTES, RunFolder
 from codistill.runs.journal import read_lines
 from codistill.runs.result import Result, parse_result, read_result_content
-from codistill.runs.seal import read_sealed
+from codistill.runs.seal import is_intact, read_sealed
 from codistill.studies.study import METHOD_LABELS
 
 ACCEPTED = "the folder of a run or a study, a result.json, or a folder of result files"
@@ -92,7 +91,7 @@ def read_run(folder: Path) -> SeenRun:
     run.refuse_irregular()
     if not run.recipe.is_file():
         raise run.not_a_run()
-    notes: list[str] = [f"{reason[0].upper()}{reason[1:]}." for reason in run.damage()]
+    notes = [f"{reason}." for reason in run.damage()]
     result, whole = _read_finished(run, notes)
     recipe = result.recipe if result else parse.load(run.recipe)
     records = _evaluations(whole["epochs"]) if whole else _evaluations(_lines(run.journal, notes))
@@ -109,8 +108,8 @@ def read_run(folder: Path) -> SeenRun:
         records=records,
         clock=clock,
         result=result,
-        environment=_description(run.environment, notes),
-        data=_description(run.data, notes),
+        environment=_description(run.environment),
+        data=_description(run.data),
         elapsed_s=value_at(whole, "elapsed_s") or next(reversed(clock.values()), None),
         peak_device_bytes=value_at(whole, "peak_device_bytes"),
         computed=str(whole.get("path", "")),
@@ -142,7 +141,7 @@ def read_published(file: Path) -> SeenRun:
 
 def _read_finished(run: RunFolder, notes: list[str]) -> tuple[Result | None, Record]:
     """Return the result if it is readable, and the whole content of its file."""
-    if not run.result.exists():
+    if not is_intact(run.result, MAX_BYTES):
         return None, {}
     try:
         whole = read_result_content(run.result)
@@ -153,14 +152,10 @@ def _read_finished(run: RunFolder, notes: list[str]) -> tuple[Result | None, Rec
 
 
 def _lines(file: Path, notes: list[str]) -> list[Record]:
-    """Return the records up to the first damaged line; a last line still being written is left out."""
-    try:
-        lines = read_lines(file)
-    except RunError as error:
-        notes.append(f"{file.name} cannot be read: {error}.")
-        return []
-    if lines.damaged:
-        notes.append(f"{file.name}, line {lines.damaged}, is damaged; the lines before it are shown.")
+    """Return the records up to the first damaged line."""
+    lines = read_lines(file)
+    if lines.is_cut:
+        notes.append(f"{file.name}, line {len(lines.records) + 1}, is incomplete; the lines before it are shown.")
     return [record for record in lines.records if isinstance(record.get("epoch"), int)]
 
 
@@ -168,14 +163,9 @@ def _evaluations(records: Sequence[Record]) -> tuple[Record, ...]:
     return tuple(record for record in records if isinstance(record.get("test"), Mapping))
 
 
-def _description(file: Path, notes: list[str]) -> Mapping[str, Any]:
-    if not file.exists():
-        return {}
-    try:
-        return read_sealed(file, MAX_BYTES)
-    except RunError as error:
-        notes.append(f"{file.name} is left out: {error}")
-        return {}
+def _description(file: Path) -> Mapping[str, Any]:
+    """The content of a file; empty if it is missing or damaged."""
+    return read_sealed(file, MAX_BYTES) if is_intact(file, MAX_BYTES) else {}
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

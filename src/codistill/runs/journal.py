@@ -42,7 +42,11 @@ class Journal:
             if is_new:
                 sync_folder(path.parent)
             with open(path, "rb", opener=open_regular) as file:
-                self._content = file.read()
+                content = file.read()
+            self._content = content[: content.rfind(b"\n") + 1]
+            if self._content != content:
+                log.warning("%s: the last line is incomplete and is dropped", self.path)
+                os.ftruncate(self._file.fileno(), len(self._content))
 
     @property
     def content(self) -> str:
