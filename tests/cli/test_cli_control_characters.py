@@ -9,6 +9,7 @@ from PIL import Image
 
 from codistill.export.export import code, export_network
 from codistill.recipes.schema import Length
+from codistill.runs.seal import write_sealed
 from support.cli import TINY, call
 from support.runs import train
 from support.tiny import tiny_recipe
@@ -49,7 +50,7 @@ def test_the_environment_in_a_model_card(tmp_path: Path) -> None:
     file = run / "environment.json"
     image = "<img src=x onerror=alert(1)>"
     facts = {**json.loads(file.read_text()), "codistill": image, "torch": f"x\n\n# Heading {ESC}"}
-    file.write_text(json.dumps(facts))
+    write_sealed(file, facts)
     card = (export_network(run, "a", "safetensors", tmp_path / "out").model.parent / "MODEL_CARD.md").read_text()
     assert f"codistill `{image}`, torch `x # Heading" in card
     assert "\x1b" not in card

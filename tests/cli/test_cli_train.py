@@ -24,6 +24,7 @@ from codistill.recipes import get
 from codistill.runs.folder import RunFolder
 from codistill.runs.seal import write_sealed
 from support.cli import TINY, Codistill, call
+from support.runs import accept_weights
 
 
 def rows(table: str) -> dict[str, list[str]]:
@@ -272,6 +273,9 @@ def test_evaluate_says_what_to_do_about_too_little_memory(
 def test_evaluate_notices_other_weights(copied: Path, codistill: Codistill) -> None:
     file = copied / "weights" / "a.safetensors"
     save_file({name: tensor * -1 for name, tensor in load_file(file).items()}, file)
+    damaged = codistill("evaluate", copied)
+    assert (damaged.exit_code, "a.safetensors is damaged" in damaged.stderr) == (2, True)
+    accept_weights(copied)
     result = codistill("evaluate", copied)
     assert result.exit_code == 2
     assert "the weights do not give the metrics in result.json:\n  a: " in result.stderr

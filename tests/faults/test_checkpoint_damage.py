@@ -178,7 +178,7 @@ HOSTILE = {
     "a file for a folder": (not_a_folder, "not a folder"),
     "a path upwards": (listing("../../state.json"), "state.json is {"),
     "an absolute path": (listing("/etc/passwd"), "state.json is {"),
-    "a newer format": (newer_format, "format 2, and this version of codistill reads 1"),
+    "a newer format": (newer_format, f"format 99, and this version of codistill reads {FORMAT}"),
     "a manifest of another shape": (
         lambda folder: (folder / "manifest.json").write_text("[]"),
         "manifest.json is damaged",

@@ -20,6 +20,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from codistill.cli.app import app
+from codistill.recipes import get
+from codistill.runs.folder import RunFolder
 from support.processes import in_new_process
 from support.stress import Counted
 
@@ -136,7 +138,7 @@ def bomb(side: int) -> bytes:
 def result_of(content: bytes, size: int | None = None) -> Callable[[Path, Path], list[str]]:
     def arguments(desk: Path, marker: Path) -> list[str]:
         (desk / "run").mkdir()
-        written(desk / "run" / "recipe.yaml", b"base: quickstart\n")
+        RunFolder(desk / "run").write_recipe(get("quickstart"))
         written(desk / "run" / "result.json", content, size)
         return ["evaluate", "run"]
 

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from codistill.recipes import Recipe, parse
+from codistill.runs.seal import write_sealed
 from codistill.studies import catalogue
 from support.study_call import ON_CPU, PAIR, StudyCall
 from support.synthetic import FINISH, STOP, made_up_result, pretend
@@ -169,7 +170,7 @@ def test_a_file_in_the_place_of_published_results_is_named_before_anything_is_tr
 def test_what_cannot_be_published_hides_no_failure(tmp_path: Path) -> None:
     StudyCall(tmp_path / "first", seeds=1, publish_to=tmp_path / "results")
     for file in (tmp_path / "results").glob("*.json"):
-        file.write_text(file.read_text().replace('"elapsed_s": 3600.0', '"elapsed_s": 3601.0'))
+        write_sealed(file, {**json.loads(file.read_text()), "elapsed_s": 3601.0}, sort_keys=False)
     printed = io.StringIO()
     command = pretend(tmp_path / "scratch", lambda recipe, folder: FAIL if recipe.method == "dml" else FINISH)
     options: dict[str, Any] = {"command": command, "console": Console(file=printed, width=200)}
@@ -183,7 +184,7 @@ def test_what_can_be_published_is_where_something_cannot(tmp_path: Path) -> None
     StudyCall(tmp_path / "first", seeds=1, publish_to=results)
     first, second, third = sorted(results.glob("*.json"))
     for file in (first, second):
-        file.write_text(file.read_text().replace('"elapsed_s": 3600.0', '"elapsed_s": 3601.0'))
+        write_sealed(file, {**json.loads(file.read_text()), "elapsed_s": 3601.0}, sort_keys=False)
     third.unlink()
     printed = io.StringIO()
     with pytest.raises(ValueError, match="published from another run") as caught:
@@ -287,7 +288,7 @@ def test_a_damaged_result_is_named_and_nothing_is_lost(tmp_path: Path) -> None:
 def test_a_result_without_its_networks_errors_is_no_result(tmp_path: Path, damage: object) -> None:
     first = StudyCall(tmp_path / "out", seeds=1)
     file = first.runs[0] / "result.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "networks": damage}))
+    write_sealed(file, {**json.loads(file.read_text()), "networks": damage})
     with pytest.raises(ValueError, match=r"result\.json is not a run's result"):
         StudyCall(tmp_path / "out", seeds=1)
 
@@ -297,7 +298,7 @@ def test_an_error_that_is_no_number_is_no_result(tmp_path: Path) -> None:
     file = first.runs[0] / "result.json"
     content = json.loads(file.read_text())
     content["networks"]["b"]["last"]["top1_error"] = "few"
-    file.write_text(json.dumps(content))
+    write_sealed(file, content)
     with pytest.raises(ValueError, match=r"result\.json is not a run's result .*few"):
         StudyCall(tmp_path / "out", seeds=1)
 

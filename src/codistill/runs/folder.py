@@ -153,9 +153,10 @@ class RunFolder:
         """The recipe of the run; raises RunError if there is none, or if it is damaged."""
         if not self.recipe.is_file():
             raise self.not_a_run()
+        recipe = parse.load(self.recipe)
         if not is_intact(self.recipe, MAX_BYTES):
             raise damaged(self.recipe)
-        return parse.load(self.recipe)
+        return recipe
 
     def _keeps_precision(self, stored: Recipe, recipe: Recipe) -> bool:
         """Whether one recipe says ``auto`` and the other may name what that was; ``Run`` compares what it is now."""

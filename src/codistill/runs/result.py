@@ -8,9 +8,9 @@ from typing import Any
 from codistill.errors import RunError
 from codistill.recipes.errors import written_by_an_earlier_version
 from codistill.recipes.schema import Recipe, Runtime
-from codistill.runs.files import read_json
+from codistill.runs.files import read_bytes, read_json
 from codistill.runs.folder import MAX_BYTES, RunFolder
-from codistill.runs.seal import KEY, read_sealed
+from codistill.runs.seal import JSON_END, KEY, damaged, unsealed
 
 RESULT_FORMAT = 3
 """Raised when the recipe inside changes its keys; tools/convert_results.py converts results of earlier formats."""
@@ -87,15 +87,20 @@ def read_result(path: Path, *, follow_links: bool = False) -> Result:
 
 def read_result_content(path: Path, *, follow_links: bool = False) -> dict[str, Any]:
     """Read a result.json as it is; only its checksum and format are checked."""
-    content = read_json(path, MAX_BYTES, follow_links=follow_links)
-    has_format = isinstance(content, dict) and "recipe" in content and KEY not in content
-    if has_format and content.get("format") in range(1, RESULT_FORMAT):
-        run = path.parent if path.name == RunFolder(path.parent).result.name else path
-        raise RunError(f"{path} has format {content['format']}. {written_by_an_earlier_version(str(run))}")
-    content = read_sealed(path, MAX_BYTES, follow_links=follow_links)
-    if content.get("format") != RESULT_FORMAT:
-        raise RunError(f"{path} is not a run's result in the format that this version reads ({RESULT_FORMAT})")
+    content = unsealed(read_bytes(path, MAX_BYTES, follow_links=follow_links), JSON_END)
+    if content is None or content.get("format") != RESULT_FORMAT:
+        raise _not_a_result(path, read_json(path, MAX_BYTES, follow_links=follow_links))
     return content
+
+
+def _not_a_result(path: Path, content: object) -> RunError:
+    """The error for a file of another format, or a damaged one."""
+    if isinstance(content, dict) and KEY in content:
+        return damaged(path)
+    if isinstance(content, dict) and content.get("format") in range(1, RESULT_FORMAT) and "recipe" in content:
+        run = path.parent if path.name == RunFolder(path.parent).result.name else path
+        return RunError(f"{path} has format {content['format']}. {written_by_an_earlier_version(str(run))}")
+    return RunError(f"{path} is not a run's result in the format that this version reads ({RESULT_FORMAT})")
 
 
 def parse_result(content: Mapping[str, Any], path: Path) -> Result:

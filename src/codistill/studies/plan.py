@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path, PurePath
 
 from codistill.hardware import cores
-from codistill.recipes import Recipe, difference
+from codistill.recipes import Recipe, difference, parse
 from codistill.recipes.changes import WHERE_AND_HOW, is_below, key_of
 from codistill.runs.environment import describe
 from codistill.runs.files import open_regular, refuse_unless
@@ -161,7 +161,7 @@ def _check_folder(run: PlannedRun) -> None:
     """
     try:
         RunFolder(run.folder).refuse_irregular()
-        stored = [RunFolder(run.folder).stored_recipe()] if run.has_begun else []
+        stored = [parse.load(RunFolder(run.folder).recipe)] if run.has_begun else []
         stored += [read_result(run.result_file).trained] if run.is_finished else []
     except ValueError as error:
         raise ValueError(f"{error}\nMove {run.folder} away to train it again, or choose another --out") from error
