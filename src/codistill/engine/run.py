@@ -81,6 +81,8 @@ class Run:
         self.saver = Saver()
         self._opened_at = self._saved_at = time.monotonic()
         self._elapsed_before_s = 0.0
+        self._descriptions: dict[str, str] = {}
+        self._data: Fingerprint = {}
 
     @classmethod
     @contextmanager
@@ -152,6 +154,8 @@ class Run:
         """Restore the newest checkpoint into ``training`` and truncate the journals to it; returns its position."""
         saved = self.store.newest()
         self._check_precision(training.machine.precision)
+        self._descriptions = {file.name: file.read_text() for file in (self.folder.recipe, self.folder.environment)}
+        self._data = fingerprint(self.folder.data)
         files = saved.state["files"] if saved else {}
         for journal in (self.journal, self.timing):
             journal.restore(files.get(journal.path.name, ""))
@@ -212,12 +216,11 @@ class Run:
         self._save(Store(self.folder.best, keep=1), training, position, schedule)
 
     def _save(self, store: Store, training: State, position: Position, schedule: TrainingSchedule) -> None:
-        described = {file.name: file.read_text() for file in (self.folder.recipe, self.folder.environment)}
         journals = {journal.path.name: journal.content for journal in (self.journal, self.timing)}
         state = {
             "position": {"epoch": position.epoch, "step": position.step},
-            "files": {**described, **journals},  # to restore them, and to know whose the checkpoint is
-            "data": fingerprint(self.folder.data),
+            "files": {**self._descriptions, **journals},  # to restore them, and to know whose the checkpoint is
+            "data": self._data,
             "elapsed_s": self.elapsed_s,
         }
         self.saver.save(store, schedule.steps_taken(position), training.tensors(), state)
