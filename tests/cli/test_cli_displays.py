@@ -108,7 +108,7 @@ def test_a_heartbeat_only_takes_note(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_best_errors_are_the_lowest_of_each_classifier(tmp_path: Path) -> None:
     write_journal(tmp_path, (3.0, 1.0), (2.0, 4.0), (5.0, 1.5))
-    assert best_errors(tmp_path / "journal.jsonl") == {"a/final": 2.0, "b/final": 1.0}
+    assert best_errors(tmp_path / "journal.jsonl", tiny_recipe()) == {"a/final": 2.0, "b/final": 1.0}
 
 
 def test_numbers_and_durations() -> None:

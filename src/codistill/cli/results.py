@@ -245,5 +245,6 @@ def progress_to_dict(seen: "Overview") -> dict[str, Any]:
 
 def _latest(run: "SeenRun", split: str) -> dict[str, Any]:
     """Return the metrics of every network at the latest evaluation; empty if the run does not have the split."""
-    measured = run.records[-1].get(split, {}) if run.records else {}
-    return {name: measured.get(f"{name}/final") for name in run.recipe.networks} if measured else {}
+    measured = (getattr(run.records[-1], split) if run.records else None) or {}
+    finals = {name: measured.get(f"{name}/final") for name in run.recipe.networks}
+    return {name: metrics.model_dump(exclude_unset=True) for name, metrics in finals.items() if metrics}

@@ -41,6 +41,7 @@ from codistill.runs.files import (
 )
 from codistill.runs.folder import MAX_BYTES, RunFolder
 from codistill.runs.journal import Journal
+from codistill.runs.records import read_evaluations, saved_state
 from codistill.runs.result import RESULT_FORMAT
 from codistill.runs.weights import good_copies
 
@@ -161,13 +162,16 @@ class Run:
             self.journal.truncate_to(0)
             self.timing.truncate_to(0)
             return Position()
-        position = Position(**saved.state["position"])
+        state = saved_state(saved, self.store.folder)
+        position = Position(state.position.epoch, state.position.step)
         # At the end of an epoch, the copies to roll back to are the state itself, so they are not saved.
         learning = self.recipe.graph.learning_networks if not position.step else ()
         training.restore({**saved.tensors, **good_copies(learning, saved.tensors)})
-        self.journal.truncate_to(saved.state["journal_bytes"])
-        self.timing.truncate_to(saved.state["timing_bytes"])
-        self._elapsed_before_s = saved.state["elapsed_s"]
+        self.journal.truncate_to(state.journal_bytes)
+        self.timing.truncate_to(state.timing_bytes)
+        # The result repeats these evaluations, so one that cannot be read is reported now and not at the end.
+        read_evaluations(self.folder.journal, self.recipe, *(["validation"] if self.data.validation is not None else []))
+        self._elapsed_before_s = state.elapsed_s
         self._opened_at = time.monotonic()
         log.info("%s continues after epoch %d, step %d", self.folder.path, position.epoch, position.step)
         return position

@@ -4,20 +4,30 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from codistill.errors import RunError
 from codistill.recipes import parse
 from codistill.recipes.schema import Recipe
-from codistill.runs.files import open_regular, read_json
+from codistill.runs.files import open_regular
 from codistill.runs.folder import MAX_BYTES, RunFolder
 from codistill.runs.journal import MAX_LINE_BYTES
-from codistill.runs.result import Result, parse_result, read_result_content
+from codistill.runs.records import (
+    NO_ENVIRONMENT,
+    Content,
+    DataReport,
+    Environment,
+    Evaluation,
+    Needed,
+    Timing,
+    needed_by,
+)
+from codistill.runs.result import Result, read_result
 from codistill.studies.study import METHOD_LABELS
 
 ACCEPTED = "the folder of a run or a study, a result.json, or a folder of result files"
 
-Record = Mapping[str, Any]
+Line = TypeVar("Line", bound=Content)
 
 
 @dataclass(frozen=True)
@@ -27,18 +37,13 @@ class SeenRun:
     name: str
     path: Path
     recipe: Recipe
-    records: tuple[Record, ...]
-    """One per evaluation, in order of epochs."""
+    records: Sequence[Evaluation]
+    """In order of epochs."""
     clock: Mapping[int, float]
     """Seconds of training by epoch; empty for a published result."""
     result: Result | None
-    environment: Mapping[str, Any]
-    data: Mapping[str, Any]
-    """The run's data.json."""
-    elapsed_s: float | None = None
-    peak_device_bytes: float | None = None
-    computed: str = ""
-    """The execution path of the step, such as ``bf16, Triton kernels``."""
+    environment: Environment = NO_ENVIRONMENT
+    data: DataReport | None = None
     updated_at: float | None = None
     """Time of the last write, in seconds since the epoch; None for a published result."""
     notes: tuple[str, ...] = ()
@@ -48,18 +53,21 @@ class SeenRun:
         return self.result is not None
 
     @property
+    def elapsed_s(self) -> float | None:
+        return self.result.elapsed_s if self.result else next(reversed([*self.clock.values()]), None)
+
+    @property
     def epochs_done(self) -> int:
-        return int(self.records[-1]["epoch"]) if self.records else 0
+        return self.records[-1].epoch if self.records else 0
 
     @property
     def data_name(self) -> str:
         """Name of the images; differs from the recipe's if the caller passed its own data."""
-        return str(self.data.get("name", self.recipe.data.name))
+        return self.data.name if self.data else self.recipe.data.name
 
     @property
     def train_images(self) -> int | None:
-        count = value_at(self.data, "sets", "train", "images")
-        return None if count is None else int(count)
+        return self.data.sets.train.images if self.data else None
 
     @property
     def images_per_s(self) -> float | None:
@@ -68,23 +76,13 @@ class SeenRun:
             return None
         return self.train_images * self.epochs_done / self.elapsed_s
 
-    def curve(self, *keys: str) -> dict[int, float]:
+    def curve(self, kind: str, name: str, metric: str = "") -> dict[int, float]:
         """Return a value of the journal by epoch, as in ``run.curve("test", "a/final", "nll")``, if finite."""
-        return {record["epoch"]: value for record in self.records if (value := value_at(record, *keys)) is not None}
+        found = {record.epoch: record.value(kind, name, metric) for record in self.records}
+        return {epoch: value for epoch, value in found.items() if value is not None}
 
-    def latest(self, *keys: str) -> float | None:
-        return next(reversed(self.curve(*keys).values()), None)
-
-
-def value_at(record: object, *keys: str) -> float | None:
-    """Return the number at these keys, or None for anything else, because a file may have been edited."""
-    for key in keys:
-        if not isinstance(record, dict):
-            return None
-        record = record.get(key)
-    if isinstance(record, float):
-        return record
-    return float(record) if isinstance(record, int) and not isinstance(record, bool) else None
+    def latest(self, kind: str, name: str, metric: str = "") -> float | None:
+        return next(reversed(self.curve(kind, name, metric).values()), None)
 
 
 def read_run(folder: Path) -> SeenRun:
@@ -94,12 +92,10 @@ def read_run(folder: Path) -> SeenRun:
     if not run.recipe.is_file():
         raise run.not_a_run()
     notes: list[str] = []
-    result, whole = _read_finished(run, notes)
+    result = _read_finished(run, notes)
     recipe = result.recipe if result else parse.load(run.recipe)
-    records = _evaluations(whole["epochs"]) if whole else _evaluations(_lines(run.journal, notes))
-    clock = {
-        int(line["epoch"]): seconds for line in _lines(run.timing, notes) if (seconds := value_at(line, "elapsed_s"))
-    }
+    records = result.epochs if result else _lines(run.journal, Evaluation, notes, needed_by(recipe))
+    clock = {line.epoch: line.elapsed_s for line in _lines(run.timing, Timing, notes)}
     if not records:
         first = min(recipe.evaluation.every_epochs, recipe.length.epochs)
         notes.append(f"Nothing has been evaluated yet; the first evaluation is after epoch {first}.")
@@ -110,11 +106,8 @@ def read_run(folder: Path) -> SeenRun:
         records=records,
         clock=clock,
         result=result,
-        environment=_description(run.environment, notes),
-        data=_description(run.data, notes),
-        elapsed_s=value_at(whole, "elapsed_s") or next(reversed(clock.values()), None),
-        peak_device_bytes=value_at(whole, "peak_device_bytes"),
-        computed=str(whole.get("path", "")),
+        environment=_description(run.environment, Environment, notes) or NO_ENVIRONMENT,
+        data=_description(run.data, DataReport, notes),
         updated_at=_updated_at(run),
         notes=tuple(dict.fromkeys(notes)),
     )
@@ -122,79 +115,65 @@ def read_run(folder: Path) -> SeenRun:
 
 def read_published(file: Path) -> SeenRun:
     """Read a result without its run, as written by `codistill study --publish`."""
-    whole = read_result_content(file, follow_links=True)
-    result = parse_result(whole, file)
+    result = read_result(file, follow_links=True)
     slimmed = "Terms and auxiliary classifiers were published for the last epoch only."
     return SeenRun(
         name=file.stem,
         path=file,
         recipe=result.recipe,
-        records=_evaluations(whole["epochs"]),
+        records=result.epochs,
         clock={},
         result=result,
-        environment=_mapping(whole.get("environment")),
-        data=_mapping(whole.get("data")),
-        elapsed_s=value_at(whole, "elapsed_s"),
-        peak_device_bytes=value_at(whole, "peak_device_bytes"),
-        computed=str(whole.get("path", "")),
-        notes=(slimmed,) if whole.get("slimmed") else (),
+        environment=result.environment,
+        data=result.data,
+        notes=(slimmed,) if result.slimmed else (),
     )
 
 
-def _read_finished(run: RunFolder, notes: list[str]) -> tuple[Result | None, Record]:
-    """Return the result if it is readable, and the whole content of its file."""
+def _read_finished(run: RunFolder, notes: list[str]) -> Result | None:
     if not run.result.exists():
-        return None, {}
+        return None
     try:
-        whole = read_result_content(run.result)
-        return parse_result(whole, run.result), whole
+        return read_result(run.result)
     except ValueError as error:
         notes.append(f"Its result cannot be read, so it is shown as not finished: {error}")
-        return None, {}
+        return None
 
 
-def _lines(file: Path, notes: list[str]) -> list[Record]:
+def _lines(file: Path, model: type[Line], notes: list[str], needed: Needed | None = None) -> list[Line]:
     """Return the records up to the first damaged line; a last line still being written is left out."""
-    records: list[Record] = []
+    records: list[Line] = []
     try:
         with open(file, "rb", opener=open_regular) as lines:
             for number, line in enumerate(iter(lambda: lines.readline(MAX_LINE_BYTES), b""), start=1):
-                record = _record(line)
-                if record is None:
-                    notes.append(f"{file.name}, line {number}, is truncated or damaged; the lines before it are shown.")
-                    break
-                records.append(record)
+                records.append(_record(line, model, f"{file.name}, line {number}", needed))
     except FileNotFoundError:
         pass
+    except RunError as error:
+        notes.append(f"{error}; the lines before it are shown.")
     except OSError as error:
         notes.append(f"{file.name} cannot be read: {error.strerror or error}.")
     return records
 
 
-def _record(line: bytes) -> Record | None:
+def _record(line: bytes, model: type[Line], source: str, needed: Needed | None) -> Line:
     try:
-        record = json.loads(line) if line.endswith(b"\n") else None
+        content = json.loads(line) if line.endswith(b"\n") else None
     except (ValueError, RecursionError):
-        return None
-    return record if isinstance(record, dict) and isinstance(record.get("epoch"), int) else None
+        content = None
+    if content is None:
+        raise RunError(f"{source}, is truncated or damaged")
+    return model.check(content, source, needed)
 
 
-def _evaluations(records: Sequence[Record]) -> tuple[Record, ...]:
-    return tuple(record for record in records if isinstance(record.get("test"), Mapping))
-
-
-def _description(file: Path, notes: list[str]) -> Mapping[str, Any]:
+def _description(file: Path, model: type[Line], notes: list[str]) -> Line | None:
     if not file.exists():
-        return {}
+        return None
     try:
-        return _mapping(read_json(file, MAX_BYTES))
+        return model.read(file, MAX_BYTES)
     except RunError as error:
         notes.append(f"{file.name} is left out: {error}")
-        return {}
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+        return None
 
 
 def _updated_at(run: RunFolder) -> float | None:

@@ -9,7 +9,8 @@ from codistill.errors import RunError
 from codistill.recipes import parse
 from codistill.recipes.changes import WHERE_AND_HOW, difference, is_below, key_of
 from codistill.recipes.schema import Recipe
-from codistill.runs.files import LOCK_FILE, TEMPORARY, read_json, refuse_unless
+from codistill.runs.files import LOCK_FILE, TEMPORARY, refuse_unless
+from codistill.runs.records import Environment
 
 MAX_BYTES = 256 * 2**20  # of result.json and data.json, which names every image that was skipped
 
@@ -93,9 +94,9 @@ class RunFolder:
 
     def precision(self) -> str | None:
         """The precision that the run began in; None if it is not recorded yet."""
-        environment = read_json(self.environment) if self.environment.is_file() else {}
+        recorded = Environment.read(self.environment).precision if self.environment.is_file() else None
         asked = parse.load(self.recipe).runtime.precision
-        return environment.get("precision") or (None if asked == "auto" else asked)
+        return recorded or (None if asked == "auto" else asked)
 
     def refuse_if_foreign(self) -> None:
         """Raise unless the folder is new, empty, or a run's: other files are never touched."""
