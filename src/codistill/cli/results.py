@@ -131,8 +131,12 @@ def compare(paths: Sequence[Path], out: Path | None, *, as_json: bool) -> None:
         for table in (made.errors, made.differences):
             if table.rows:
                 print_table(table, console())
-    for text in (*seen.left_out, *(f"{run.name} is not finished and is left out" for run in seen.unfinished)):
+    for text in seen.left_out:
         typer.echo(f"warning: {text}", err=True)
+    for run in seen.unfinished:
+        typer.echo(f"warning: {run.name} is not finished and is left out", err=True)
+        for note in run.notes:
+            typer.echo(f"warning: {run.name}: {note}", err=True)
     if out is not None:
         for file, content in _contents(seen, made, out).items():
             write_atomically(file, content)

@@ -170,7 +170,9 @@ class Run:
         self.journal.truncate_to(state.journal_bytes)
         self.timing.truncate_to(state.timing_bytes)
         # The result repeats these evaluations, so one that cannot be read is reported now and not at the end.
-        read_evaluations(self.folder.journal, self.recipe, *(["validation"] if self.data.validation is not None else []))
+        read_evaluations(
+            self.folder.journal, self.recipe, *(["validation"] if self.data.validation is not None else [])
+        )
         self._elapsed_before_s = state.elapsed_s
         self._opened_at = time.monotonic()
         log.info("%s continues after epoch %d, step %d", self.folder.path, position.epoch, position.step)

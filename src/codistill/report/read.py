@@ -37,7 +37,7 @@ class SeenRun:
     name: str
     path: Path
     recipe: Recipe
-    records: Sequence[Evaluation]
+    records: tuple[Evaluation, ...]
     """In order of epochs."""
     clock: Mapping[int, float]
     """Seconds of training by epoch; empty for a published result."""
@@ -103,7 +103,7 @@ def read_run(folder: Path) -> SeenRun:
         name=folder.name or str(folder.resolve().name),
         path=folder,
         recipe=recipe,
-        records=records,
+        records=tuple(records),
         clock=clock,
         result=result,
         environment=_description(run.environment, Environment, notes) or NO_ENVIRONMENT,
@@ -121,7 +121,7 @@ def read_published(file: Path) -> SeenRun:
         name=file.stem,
         path=file,
         recipe=result.recipe,
-        records=result.epochs,
+        records=tuple(result.epochs),
         clock={},
         result=result,
         environment=result.environment,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo
 
 from codistill.errors import RunError
 from codistill.recipes.errors import Problem, mismatch, typed
@@ -24,7 +24,17 @@ Seconds = Annotated[float, Field(ge=0, le=1e11)]
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 
 Needed = Mapping[str, Iterable[str]]
-"""By a field's name, the keys that its mapping must have because of the recipe."""
+"""By the name of a field of an evaluation or a result, the keys that it must have because of the recipe."""
+
+
+def _has_needed(by_name: Any, info: ValidationInfo) -> Any:
+    for name in (info.context or {}).get(info.field_name, ()):
+        if name not in (by_name or ()):
+            raise ValueError(f"has no {name!r}")
+    return by_name
+
+
+HasNeeded = AfterValidator(_has_needed)
 
 
 class Content(BaseModel):
@@ -50,14 +60,6 @@ class Content(BaseModel):
     def read(cls, file: Path, max_bytes: int = 2**20) -> Self:
         return cls.check(read_json(file, max_bytes), file)
 
-    @field_validator("networks", "test", "validation", check_fields=False)
-    @classmethod
-    def _has_needed(cls, by_name: Any, info: ValidationInfo) -> Any:
-        for name in (info.context or {}).get(info.field_name, ()):
-            if name not in (by_name or ()):
-                raise ValueError(f"has no {name!r}")
-        return by_name
-
 
 class Measured(Content):
     """The metrics of a classifier on a set of images. A published result may lack the last two."""
@@ -75,8 +77,8 @@ class Evaluation(Content):
     terms: dict[str, Number | None] = {}
     train_error: dict[str, Number | None] = {}
     skipped: dict[str, Count] = {}
-    test: dict[str, Measured]
-    validation: Annotated[dict[str, Measured] | None, Field(validate_default=True)] = None
+    test: Annotated[dict[str, Measured], HasNeeded]
+    validation: Annotated[dict[str, Measured] | None, HasNeeded, Field(validate_default=True)] = None
 
     def value(self, kind: str, name: str, metric: str = "") -> float | None:
         """Return a number, as in ``value("test", "a/final", "nll")`` or ``value("terms", "labels->a/final")``."""

@@ -18,6 +18,7 @@ from codistill.runs.records import (
     DataReport,
     Environment,
     Evaluation,
+    HasNeeded,
     NetworkResult,
     Seconds,
     needed_by,
@@ -31,7 +32,7 @@ class Result(Content):
     """The content of a finished run's result.json, or of a published one."""
 
     recipe: Recipe
-    networks: dict[str, NetworkResult]
+    networks: Annotated[dict[str, NetworkResult], HasNeeded]
     epochs: Annotated[list[Evaluation], Field(min_length=1)]
     data: DataReport
     environment: Environment
