@@ -138,7 +138,9 @@ def damage(run: Path, file: str, keys: tuple[str | int, ...], value: object) -> 
     line = ", line 1" if file.endswith("jsonl") else ""
     if value is REMOVED and keys[-1] in ("b", "a/final"):  # a network of the recipe, not a key of the format
         return f"{file}{line}: {'.'.join(map(str, keys[:-1]))}: has no {keys[-1]!r}"
-    return f"{file}{line}: {'.'.join(map(str, keys)) or ('not a JSON object' if line else 'must be a section')}"
+    if not keys:
+        return f"{file}, line 1: " if line else f"{file}: must be a section"
+    return f"{file}{line}: {'.'.join(map(str, keys))}"
 
 
 def commands(file: str, runs: Path) -> Iterator[tuple[str, tuple[object, ...]]]:
@@ -163,7 +165,7 @@ def commands(file: str, runs: Path) -> Iterator[tuple[str, tuple[object, ...]]]:
     "A file of a run that can be parsed but does not contain what a run writes (numbers of 400 digits, null, text, "
     "lists or nothing in the place of a value) is refused in one line that names the file and the key, with exit code "
     "2; a page of several runs shows the others, and a live one keeps answering.",
-    repeated="90 values in 6 files, up to 4 commands each",
+    repeated="121 values in 6 files, up to 4 commands each",
 )
 @pytest.mark.parametrize(("file", "keys", "value"), [row for row in ROWS if row.values[0] != "state.json"])
 def test_a_page_names_it_and_shows_the_other_runs(
