@@ -41,7 +41,10 @@ def live(tmp_path: Path, stopping: Any = lambda: False) -> tuple[LiveTable, io.S
 
 def write_journal(folder: Path, *errors: tuple[float, float]) -> None:
     records = [
-        {"epoch": epoch, "test": {f"{name}/final": {"top1_error": x, "top5_error": x} for name, x in zip("ab", both)}}
+        {
+            "epoch": epoch,
+            "test": {f"{name}/final": {"top1_error": x, "top5_error": x} for name, x in zip("ab", both, strict=True)},
+        }
         for epoch, both in enumerate(errors, start=1)
     ]
     (folder / "journal.jsonl").write_text("".join(to_json(record) + "\n" for record in records))

@@ -25,60 +25,61 @@ HUGE = 10**400
 
 TOP1 = ("test", "a/final", "top1_error")
 LAST = ("networks", "a", "last")
-Places = tuple[tuple[tuple[str | int, ...], object], ...]
-RESULT: Places = (
-    *(((), value) for value in ([], 5)),
-    *((("networks",), value) for value in ([], {}, None, REMOVED)),
-    *((("networks", "b"), value) for value in (REMOVED, 5)),
-    *((LAST, value) for value in (None, [], REMOVED)),
-    *(((*LAST, "top1_error"), value) for value in (HUGE, None, True, "high", float("nan"), -1, 101)),
-    *((("networks", "a", "best_epoch"), value) for value in ("x", {})),
-    *((("epochs",), value) for value in ([], {}, [1], None)),
-    *((("epochs", 0, "epoch"), value) for value in (HUGE, "one", REMOVED)),
-    *((("epochs", 0, "test"), value) for value in (None, {}, {"b/final": {}})),
-    *((("epochs", 0, "terms", "labels->a/final"), value) for value in (HUGE, 1e308, "x")),
-    *((("epochs", 0, "train_error"), value) for value in (None, [1])),
-    *((("data",), value) for value in (None, {}, REMOVED)),
-    *((("environment",), value) for value in (None, [], REMOVED)),
-    *((("elapsed_s",), value) for value in ("x", None, HUGE, 1e300, REMOVED)),
-    *((("peak_device_bytes",), value) for value in (float("inf"), "x", HUGE, {})),
-    *((("path",), value) for value in (None, 5)),
-)
-ENVIRONMENT: Places = (
-    *(((), value) for value in ([], "x", 5)),
-    *((("torch",), value) for value in (REMOVED, 5)),
-    *((("codistill",), value) for value in (REMOVED, [])),
-    *((("command",), value) for value in (5, "codistill train", [5])),
-    *((("accelerators",), value) for value in (True, 5, [{}])),
-    *((("precision",), value) for value in ("fp99", 5)),
-    *((("commit",), value) for value in (5, [])),
-)
-DATA: Places = (
-    *(((), value) for value in ([], 5)),
-    *((("sets",), value) for value in (REMOVED, None, [])),
-    *((("sets", "test"), value) for value in (REMOVED, {}, 5)),
-    *((("sets", "train", "images"), value) for value in (HUGE, "x", None)),
-    *((("sets", "test", "shape"), value) for value in ([28], None, "x")),
-    *((("name",), value) for value in (REMOVED, 5)),
-)
-JOURNAL: Places = (
-    *(((), value) for value in ([], 5)),
-    *((("epoch",), value) for value in (HUGE, "one", REMOVED)),
-    *((("test",), value) for value in (REMOVED, None, [], {})),
-    *((("test", "a/final"), value) for value in (REMOVED, None, 5)),
-    *((TOP1, value) for value in (HUGE, None, "high", REMOVED)),
-    *((("skipped",), value) for value in (5, {"a": "x"})),
-)
-TIMING: Places = (
-    *((("epoch",), value) for value in (HUGE, None)),
-    *((("elapsed_s",), value) for value in (HUGE, 1e300, "x", float("nan"), REMOVED)),
-)
-STATE: Places = (
-    *((("position",), value) for value in (None, [], REMOVED)),
-    *((("position", "epoch"), value) for value in ("x", -1, REMOVED)),
-    *((("journal_bytes",), value) for value in (None, "x")),
-    *((("elapsed_s",), value) for value in ("x", HUGE, REMOVED)),
-)
+Places = dict[tuple[str | int, ...], tuple[object, ...]]
+"""By the keys of a place, what is put there."""
+RESULT: Places = {
+    (): ([], 5),
+    ("networks",): ([], {}, None, REMOVED),
+    ("networks", "b"): (REMOVED, 5),
+    LAST: (None, [], REMOVED),
+    (*LAST, "top1_error"): (HUGE, None, True, "high", float("nan"), -1, 101),
+    ("networks", "a", "best_epoch"): ("x", {}),
+    ("epochs",): ([], {}, [1], None),
+    ("epochs", 0, "epoch"): (HUGE, "one", REMOVED),
+    ("epochs", 0, "test"): (None, {}, {"b/final": {}}),
+    ("epochs", 0, "terms", "labels->a/final"): (HUGE, 1e308, "x"),
+    ("epochs", 0, "train_error"): (None, [1]),
+    ("data",): (None, {}, REMOVED),
+    ("environment",): (None, [], REMOVED),
+    ("elapsed_s",): ("x", None, HUGE, 1e300, REMOVED),
+    ("peak_device_bytes",): (float("inf"), "x", HUGE, {}),
+    ("path",): (None, 5),
+}
+ENVIRONMENT: Places = {
+    (): ([], "x", 5),
+    ("torch",): (REMOVED, 5),
+    ("codistill",): (REMOVED, []),
+    ("command",): (5, "codistill train", [5]),
+    ("accelerators",): (True, 5, [{}]),
+    ("precision",): ("fp99", 5),
+    ("commit",): (5, []),
+}
+DATA: Places = {
+    (): ([], 5),
+    ("sets",): (REMOVED, None, []),
+    ("sets", "test"): (REMOVED, {}, 5),
+    ("sets", "train", "images"): (HUGE, "x", None),
+    ("sets", "test", "shape"): ([28], None, "x"),
+    ("name",): (REMOVED, 5),
+}
+JOURNAL: Places = {
+    (): ([], 5),
+    ("epoch",): (HUGE, "one", REMOVED),
+    ("test",): (REMOVED, None, [], {}),
+    ("test", "a/final"): (REMOVED, None, 5),
+    TOP1: (HUGE, None, "high", REMOVED),
+    ("skipped",): (5, {"a": "x"}),
+}
+TIMING: Places = {
+    ("epoch",): (HUGE, None),
+    ("elapsed_s",): (HUGE, 1e300, "x", float("nan"), REMOVED),
+}
+STATE: Places = {
+    ("position",): (None, [], REMOVED),
+    ("position", "epoch"): ("x", -1, REMOVED),
+    ("journal_bytes",): (None, "x"),
+    ("elapsed_s",): ("x", HUGE, REMOVED),
+}
 FILES = {
     "result.json": RESULT,
     "environment.json": ENVIRONMENT,
@@ -89,8 +90,8 @@ FILES = {
 }
 ROWS = [
     pytest.param(file, keys, value, id=f"{file}-{'.'.join(map(str, keys))}-{number}")
-    for file, rows in FILES.items()
-    for number, (keys, value) in enumerate(rows)
+    for file, places in FILES.items()
+    for number, (keys, value) in enumerate((keys, value) for keys, values in places.items() for value in values)
 ][:: 1 if STRESS else 3]
 
 
