@@ -26,8 +26,8 @@ def errors(runs: Path) -> dict[int, dict[str, float]]:
     for folder in sorted(runs.iterdir()):
         if RunFolder(folder).result.exists():
             result = read_finished(RunFolder(folder))
-            last = [network["last"]["top1_error"] for network in result["networks"].values()]
-            found.setdefault(result["recipe"]["seed"], {})[result["recipe"]["method"]] = mean(last)
+            last = result.mean_error(result.recipe.networks)
+            found.setdefault(result.recipe.seed, {})[result.recipe.method] = last
     return {seed: by_method for seed, by_method in sorted(found.items()) if by_method.keys() == METHODS.keys()}
 
 

@@ -19,6 +19,7 @@ from codistill.recipes import dumps
 from codistill.recipes.schema import Recipe
 from codistill.runs.files import open_regular
 from codistill.runs.folder import RunFolder
+from codistill.runs.records import Evaluation
 
 
 class Tracker(Protocol):
@@ -163,7 +164,7 @@ class TrackerSink:
         self._unopened.clear()
         if self._open:
             for record in self._new_records():
-                self._send(record["epoch"], dict(scalars_in(record)))
+                self._send(record.epoch, dict(scalars_in(record.model_dump(exclude_unset=True))))
 
     def _open_tracker(self, name: str) -> None:
         try:
@@ -184,13 +185,13 @@ class TrackerSink:
                 log.warning("%s failed (%s) and gets no more; the journal has everything", name, _first_words(error))
                 del self._open[name]
 
-    def _new_records(self) -> Iterator[dict[str, Any]]:
+    def _new_records(self) -> Iterator[Evaluation]:
         with open(self.run.journal, "rb", opener=open_regular) as journal:
             journal.seek(self._sent_bytes)
             for line in journal:
                 if line.endswith(b"\n"):
                     self._sent_bytes += len(line)
-                    yield json.loads(line)
+                    yield Evaluation.check(json.loads(line), self.run.journal)
 
 
 def scalars_in(record: object, path: str = "") -> Iterator[tuple[str, float]]:

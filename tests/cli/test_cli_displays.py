@@ -40,7 +40,13 @@ def live(tmp_path: Path, stopping: Any = lambda: False) -> tuple[LiveTable, io.S
 
 
 def write_journal(folder: Path, *errors: tuple[float, float]) -> None:
-    records = [{"test": {"a/final": {"top1_error": a}, "b/final": {"top1_error": b}}} for a, b in errors]
+    records = [
+        {
+            "epoch": epoch,
+            "test": {f"{name}/final": {"top1_error": x, "top5_error": x} for name, x in zip("ab", both, strict=True)},
+        }
+        for epoch, both in enumerate(errors, start=1)
+    ]
     (folder / "journal.jsonl").write_bytes(b"".join(map(sealed_line, records)))
 
 
@@ -108,7 +114,7 @@ def test_a_heartbeat_only_takes_note(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_best_errors_are_the_lowest_of_each_classifier(tmp_path: Path) -> None:
     write_journal(tmp_path, (3.0, 1.0), (2.0, 4.0), (5.0, 1.5))
-    assert best_errors(tmp_path / "journal.jsonl") == {"a/final": 2.0, "b/final": 1.0}
+    assert best_errors(tmp_path / "journal.jsonl", RECIPE) == {"a/final": 2.0, "b/final": 1.0}
 
 
 def test_numbers_and_durations() -> None:

@@ -44,8 +44,8 @@ def errors_of(asked: Answers) -> dict[str, float]:
 
 
 def recorded_errors(folder: Path) -> dict[str, float]:
-    test = read_run(folder).records[-1]["test"]
-    return {name: values["top1_error"] for name, values in test.items() if name != "ensemble"}
+    test = read_run(folder).records[-1].test
+    return {name: values.top1_error for name, values in test.items() if name != "ensemble"}
 
 
 def test_every_classifier_answers_with_the_error_that_the_journal_has(trained: Path, asked: Answers) -> None:
@@ -61,13 +61,13 @@ def test_without_a_moving_average_too(tmp_path: Path) -> None:
 
 def test_bins_of_confidence_give_the_calibration_error_of_the_journal(trained: Path, asked: Answers) -> None:
     """ECE from one network's reliability diagram, as its definition says."""
-    recorded = read_run(trained).records[-1]["test"]
+    recorded = read_run(trained).records[-1].test
     for name in ("a/final", "b/final"):
         index = asked.classifiers.index(name)
         one = Answers((name,), asked.predicted[[index]], asked.confidence[[index]], asked.data)
         bins = np.array(one.reliability())
         ece = (np.abs(bins[:, 0] - bins[:, 1]) * bins[:, 2]).sum() / bins[:, 2].sum()
-        assert ece == pytest.approx(recorded[name]["ece"], abs=1e-4)
+        assert ece == pytest.approx(recorded[name].ece, abs=1e-4)
 
 
 def test_a_bin_of_confidence_ends_with_its_upper_bound(asked: Answers) -> None:

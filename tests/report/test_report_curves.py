@@ -48,7 +48,7 @@ def test_seeds_that_are_not_so_far_yet_are_not_counted(tmp_path: Path) -> None:
 def test_a_networks_loss_is_the_sum_of_what_it_learns_from(tmp_path: Path) -> None:
     run = look(made_up_run(tmp_path / "run", quick())).runs[0]
     losses = [curves.network_loss(run, network) for network in "ab"]
-    total = [sum(one["terms"].values()) for one in run.records]
+    total = [sum(value or 0 for value in one.terms.values()) for one in run.records]
     np.testing.assert_allclose([losses[0][epoch] + losses[1][epoch] for epoch in range(1, 13)], total)
 
 
@@ -58,7 +58,7 @@ def test_divergences_are_without_their_weights(tmp_path: Path) -> None:
     chart = curves.divergences(entry, "row0")
     assert chart is not None
     assert len(chart.series) == len(recipe.graph.transfers) == 18
-    terms = entry.first.records[0]["terms"]
+    terms = {edge: value or 0 for edge, value in entry.first.records[0].terms.items()}
     for series, edge in zip(chart.series, recipe.graph.transfers, strict=True):
         assert series.name == edge.name
         np.testing.assert_allclose(series.y[0], terms[edge.name] / (edge.weight * 9))

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from codistill.report.read import expand, find, read_run
-from codistill.runs.seal import write_sealed
+from codistill.runs.records import NO_ENVIRONMENT
+from codistill.runs.seal import sealed_line, write_sealed
 from support.made_up import SEEDS, append, look, made_up_run, quick, record, result
 
 
@@ -16,7 +17,7 @@ def test_a_finished_run_has_its_result_and_its_whole_course(tmp_path: Path) -> N
     written = json.loads((tmp_path / "run" / "result.json").read_text())
     assert run.finished
     assert run.notes == ()
-    assert [one["epoch"] for one in run.records] == list(range(1, 13))
+    assert [one.epoch for one in run.records] == list(range(1, 13))
     assert run.latest("test", "a/final", "top1_error") == written["networks"]["a"]["last"]["top1_error"]
     assert run.images_per_s == 1500 * 12 / written["elapsed_s"]
 
@@ -44,22 +45,34 @@ def test_a_line_cut_in_the_middle_is_left_out_and_noted(tmp_path: Path, cut: int
     assert run.notes == ("journal.jsonl, line 5, is incomplete; the lines before it are shown.",)
 
 
-@pytest.mark.parametrize("junk", ["[1, 2]\n", '{"epoch": "four"}\n', "\x00\xff\n", "[" * 100_000 + "\n"])
-def test_what_comes_before_a_damaged_line_is_shown(tmp_path: Path, junk: str) -> None:
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        (b'{"epoch": 4}\n', ", is damaged"),
+        (b"\x00\xff\n", ", is damaged"),
+        (b"[" * 100_000 + b"\n", ", is damaged"),
+        (sealed_line({"epoch": "four", "test": {}}), ": epoch: must be a whole number"),
+        (sealed_line({"epoch": 4, "test": {}}), ": test: has no 'a/final'"),
+    ],
+)
+def test_what_comes_before_a_damaged_line_is_shown(tmp_path: Path, line: bytes, named: str) -> None:
     folder = made_up_run(tmp_path / "run", quick(), epochs=3)
-    with (folder / "journal.jsonl").open("a") as journal:
-        journal.write(junk)
+    with (folder / "journal.jsonl").open("ab") as journal:
+        journal.write(line)
     append(folder, record(quick(), 4))
     run = read_run(folder)
     assert run.epochs_done == 3
-    assert "journal.jsonl, line 4, is damaged" in run.notes[0]
+    assert run.notes[0].startswith(f"journal.jsonl, line 4{named}")
 
 
 def test_numbers_that_are_none_are_left_out_of_curves(tmp_path: Path) -> None:
     folder = made_up_run(tmp_path / "run", quick(), epochs=2)
-    append(folder, {"epoch": 3, "test": {"a/final": {"nll": None, "top1_error": "high", "ece": True}}})
+    third = record(quick(), 3)
+    third["test"]["a/final"].update({"nll": None, "ece": None})
+    append(folder, third)
     run = read_run(folder)
-    assert [list(run.curve("test", "a/final", key)) for key in ("nll", "top1_error", "ece")] == [[1, 2]] * 3
+    seen = {key: list(run.curve("test", "a/final", key)) for key in ("top1_error", "nll", "ece")}
+    assert seen == {"top1_error": [1, 2, 3], "nll": [1, 2], "ece": [1, 2]}
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 99}', '{"format": 2}'])
@@ -76,7 +89,7 @@ def test_a_damaged_description_is_noted(tmp_path: Path) -> None:
     folder = made_up_run(tmp_path / "run", quick())
     (folder / "environment.json").write_text("{")
     run = read_run(folder)
-    assert run.environment == {}
+    assert run.environment == NO_ENVIRONMENT
     assert "environment.json is damaged" in run.notes[0]
 
 

@@ -52,7 +52,7 @@ def old_result(recipe: Recipe, environment: dict[str, Any], **runtime: Any) -> d
         **result_json(recipe, {"a": 30.0, "b": 31.0}),
         "format": 1,
         "recipe": old(recipe, **runtime),
-        "environment": environment,
+        "environment": {"codistill": None, "torch": "2.11.0", **environment},
     }
 
 

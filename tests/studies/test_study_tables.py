@@ -16,7 +16,7 @@ from codistill.studies.analysis import StudyTables, build_tables
 from codistill.studies.statistics import Summary
 from codistill.studies.study import Results, Study
 from codistill.studies.tables import Table, format_cell
-from support.synthetic import made_up_results, result_json
+from support.synthetic import ENVIRONMENT, made_up_results, result_json
 
 # Errors of networks a and b by method and seed, chosen so that the numbers below can be checked by hand.
 ERRORS = {
@@ -207,7 +207,7 @@ def test_runs_of_different_commits_are_warned_of(study: Study, tmp_path: Path) -
     assert not any("Warning" in note for note in same)
     key, recipe = study.rows[0].key, study.rows[0].recipe
     other = {"commit": "fedcba9876543210", "dirty": True, "accelerators": ["NVIDIA H200"], "torch": "2.11.0"}
-    results[key][1] = read(tmp_path, recipe, (26.0, 28.0), environment=other)
+    results[key][1] = read(tmp_path, recipe, (26.0, 28.0), environment={**ENVIRONMENT, **other})
     notes = build_tables(study, results, [1, 2, 3]).errors.notes
     assert "Warning: these runs are of 2 different machines." in notes
     assert "Warning: these runs are of 2 different commits." in notes
@@ -221,7 +221,7 @@ def test_the_precision_of_every_run_is_named(study: Study, tmp_path: Path) -> No
     """Also where the machine chose it: the run recorded what ``auto`` was."""
     rows = {row.key: row.recipe.replace(seed=1) for row in study.rows}
     results = {
-        key: {1: read(tmp_path, recipe, (26.0, 28.0), environment={"precision": precision})}
+        key: {1: read(tmp_path, recipe, (26.0, 28.0), environment={**ENVIRONMENT, "precision": precision})}
         for (key, recipe), precision in zip(rows.items(), ["fp32", "bf16", "bf16"], strict=True)
     }
     notes = build_tables(study, results, [1]).errors.notes

@@ -23,7 +23,14 @@ ENVIRONMENT = {
 }
 SECONDS_PER_EPOCH = 10.0
 TRAIN_IMAGES = 1500
-DATA = {"sets": {"train": {"images": TRAIN_IMAGES}, "test": {"images": 2000}}, "classes": ["cat", "dog"]}
+DATA = {
+    "name": "fashion",
+    "classes": ["cat", "dog"],
+    "sets": {
+        "train": {"images": TRAIN_IMAGES, "shape": [1, 28, 28]},
+        "test": {"images": 2000, "shape": [1, 28, 28]},
+    },
+}
 METHODS, SEEDS = ("independent", "dml", "dcm"), tuple(catalogue.get("demo").seed_range(3))
 
 
@@ -54,7 +61,7 @@ def record(recipe: Recipe, epoch: int) -> dict[str, Any]:
     for name in names:
         error = made_up_error(recipe, name, epoch)
         test[name] = {"top1_error": error, "top5_error": error / 4, "nll": error / 25, "ece": error / 10}
-    validation = {name: {"top1_error": test[name]["top1_error"] + 1} for name in finals}
+    validation = {name: {**test[name], "top1_error": test[name]["top1_error"] + 1} for name in finals}
     return {
         "epoch": epoch,
         "terms": {

@@ -12,7 +12,15 @@ from codistill.runs.seal import write_sealed
 from codistill.studies.runner import Command
 from codistill.studies.study import Study
 
-ENVIRONMENT = {"commit": "0123456789abcdef", "dirty": False, "torch": "2.13.0", "cpu": "a CPU", "accelerators": []}
+ENVIRONMENT = {
+    "codistill": "0.1.0",
+    "commit": "0123456789abcdef",
+    "dirty": False,
+    "torch": "2.13.0",
+    "cpu": "a CPU",
+    "accelerators": [],
+}
+IMAGES = {"images": 100, "shape": [3, 32, 32]}
 
 
 def result_json(recipe: Recipe, errors: Mapping[str, float], **changes: Any) -> dict[str, Any]:
@@ -41,7 +49,7 @@ def result_json(recipe: Recipe, errors: Mapping[str, float], **changes: Any) -> 
         "scale": recipe.length.scale,
         "networks": networks,
         "epochs": epochs,
-        "data": {},
+        "data": {"name": recipe.data.name, "sets": {"train": IMAGES, "test": IMAGES}},
         "environment": ENVIRONMENT,
         "path": "eager",
         "elapsed_s": 3600.0,

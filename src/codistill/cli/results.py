@@ -133,8 +133,12 @@ def compare(paths: Sequence[Path], out: Path | None, *, as_json: bool) -> None:
         for table in (made.errors, made.differences):
             if table.rows:
                 print_table(table, console())
-    for text in (*seen.left_out, *(f"{run.name} is not finished and is left out" for run in seen.unfinished)):
+    for text in seen.left_out:
         typer.echo(f"warning: {text}", err=True)
+    for run in seen.unfinished:
+        typer.echo(f"warning: {run.name} is not finished and is left out", err=True)
+        for note in run.notes:
+            typer.echo(f"warning: {run.name}: {note}", err=True)
     if out is not None:
         for file, content in _contents(seen, made, out).items():
             write_atomically(file, content)
@@ -247,5 +251,6 @@ def progress_to_dict(seen: "Overview") -> dict[str, Any]:
 
 def _latest(run: "SeenRun", split: str) -> dict[str, Any]:
     """Return the metrics of every network at the latest evaluation; empty if the run does not have the split."""
-    measured = run.records[-1].get(split, {}) if run.records else {}
-    return {name: measured.get(f"{name}/final") for name in run.recipe.networks} if measured else {}
+    measured = (getattr(run.records[-1], split) if run.records else None) or {}
+    finals = {name: measured.get(f"{name}/final") for name in run.recipe.networks}
+    return {name: metrics.model_dump(exclude_unset=True) for name, metrics in finals.items() if metrics}

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -22,6 +22,7 @@ from codistill.recipes.schema import Recipe
 if TYPE_CHECKING:
     from codistill.engine import trainer
     from codistill.engine.schedule import Position, TrainingSchedule
+    from codistill.runs.result import Result
 
 UNWRAPPED = 1000  # columns outside a terminal: lines in logs are not wrapped, so that they can be searched
 # Columns of a table of networks, with their decimal places; the training error is that of augmented images.
@@ -85,12 +86,12 @@ def duration(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))
 
 
-def last_epoch(result: Mapping[str, Any]) -> dict[str, Row]:
+def last_epoch(result: "Result") -> dict[str, Row]:
     """Return every network's row of the final table; a frozen teacher has no training error."""
-    train_error = result["epochs"][-1]["train_error"]
+    train_error = result.epochs[-1].train_error
     return {
-        name: {**network["last"], "train_error": train_error.get(f"{name}/final")}
-        for name, network in result["networks"].items()
+        name: {**dict(network.last), "train_error": train_error.get(f"{name}/final")}
+        for name, network in result.networks.items()
     }
 
 
@@ -176,7 +177,7 @@ class LiveTable:
         self.at = position, schedule
 
     def show(self, progress: "trainer.Progress") -> None:
-        self.best = best_errors(self.journal)
+        self.best = best_errors(self.journal, self.recipe)
         self.progress = progress
 
     def _render(self) -> RenderableType:
@@ -218,12 +219,12 @@ class LiveTable:
         )
 
 
-def best_errors(journal: Path) -> dict[str, float]:
+def best_errors(journal: Path, recipe: Recipe) -> dict[str, float]:
     """Return every classifier's lowest test error so far, from the journal, which includes earlier parts of the run."""
-    from codistill.runs.journal import read_journal
+    from codistill.runs.records import read_evaluations
 
     best: dict[str, float] = {}
-    for record in read_journal(journal):
-        for name, metrics in record["test"].items():
-            best[name] = min(metrics["top1_error"], best.get(name, metrics["top1_error"]))
+    for record in read_evaluations(journal, recipe):
+        for name, metrics in record.test.items():
+            best[name] = min(metrics.top1_error, best.get(name, metrics.top1_error))
     return best

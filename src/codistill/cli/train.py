@@ -240,7 +240,7 @@ def conclude(folder: Path, recipe: Recipe) -> None:
     run = RunFolder(folder)
     result = read_finished(run)
     console().print(network_table(recipe.networks, last_epoch(result)))
-    epochs, elapsed = recipe.length.epochs, duration(result["elapsed_s"])
+    epochs, elapsed = recipe.length.epochs, duration(result.elapsed_s)
     typer.echo(
         f"{printable(recipe.name)}, {recipe.method}, seed {recipe.seed}: the last of {epochs} epochs, after {elapsed}"
     )

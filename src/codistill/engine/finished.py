@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -18,7 +17,8 @@ from codistill.networks.families import architecture
 from codistill.recipes.schema import Recipe
 from codistill.runs.checkpoint import Saved
 from codistill.runs.folder import RunFolder
-from codistill.runs.result import read_finished, runtime_for_evaluation
+from codistill.runs.records import DataReport, ImageSetReport, saved_state
+from codistill.runs.result import Result, read_finished, runtime_for_evaluation
 from codistill.runs.weights import (
     best_checkpoint,
     cohort_weights,
@@ -49,13 +49,13 @@ class Evaluation:
 def evaluate_finished(folder: RunFolder, *, best: bool = False) -> Evaluation:
     """Evaluate the networks of a finished run on its test images: as shipped, or those of its best checkpoint."""
     result = read_finished(folder)
-    recipe = Recipe.check(result["recipe"], source=str(folder.result))
+    recipe = result.recipe
     saved = best_checkpoint(folder) if best else None
-    epoch = saved.state["position"]["epoch"] if saved else recipe.length.epochs
+    epoch = saved_state(saved, folder.best).position.epoch if saved else recipe.length.epochs
     data = load(recipe.data, seed=recipe.seed)
-    if not has_test_images_of(result["data"], data):
+    if not has_test_images_of(result.data, data):
         raise ValueError(f"{folder.path}: {other_test_images(recipe)}")
-    with prepared(runtime_for_evaluation(recipe, result["environment"])) as machine:
+    with prepared(runtime_for_evaluation(recipe, result.environment)) as machine:
         networks = {name: load_shipped(folder, recipe, name, data, saved) for name in recipe.networks}
         on_device = OnDevice.of(data, machine.device, recipe.augment)
         classify = build_classify(networks, None, on_device, machine)
@@ -125,32 +125,33 @@ def build_classify(
     return classify
 
 
-def has_test_images_of(recorded: Mapping[str, Any], data: ImageData) -> bool:
+def has_test_images_of(recorded: DataReport, data: ImageData) -> bool:
     """Whether the test set of ``data`` is the one in a run's description of its data."""
-    return bool(data.report["sets"]["test"] == recorded.get("sets", {}).get("test"))
+    return ImageSetReport.model_validate(data.report["sets"]["test"]) == recorded.sets.test
 
 
 def other_test_images(recipe: Recipe) -> str:
     return f"the test images of {recipe.data.name} are not those that the run was measured on"
 
 
-def find_differences(measured: Mapping[str, Metrics], result: Mapping[str, Any], epoch: int) -> list[str]:
+def find_differences(measured: Mapping[str, Metrics], result: Result, epoch: int) -> list[str]:
     """Describe the metrics that differ from the result's at that epoch by more than the tolerance.
 
     Metrics that are not finite are null in the result. It has those of the last epoch twice, which must be equal:
     tables read the second ones.
     """
-    record = next((record["test"] for record in result["epochs"] if record["epoch"] == epoch), None)
+    record = next((record for record in result.epochs if record.epoch == epoch), None)
     if record is None:
         raise ValueError(f"result.json has no epoch {epoch}, from which the weights are: they are not this run's")
     differences = []
     for name, metrics in measured.items():
         values = metrics.to_dict()
-        if record is result["epochs"][-1]["test"] and record[f"{name}/final"] != result["networks"][name]["last"]:
+        recorded = record.test[f"{name}/final"]
+        if record is result.epochs[-1] and recorded != result.networks[name].last:
             differences.append(f"{name}: result.json contradicts itself about the last epoch, so it is damaged")
         for key, tolerance in TOLERANCES.items():
             now = values[key] if math.isfinite(values[key]) else None
-            then = record[f"{name}/final"][key]
+            then = getattr(recorded, key)
             if (now is None) != (then is None) or (now is not None and abs(now - then) > tolerance):
                 differences.append(f"{name}: {key} is {now}, in result.json {then}")
     return differences

@@ -31,6 +31,7 @@ from codistill.runs.checkpoint import Fingerprint, Saver, Store, fingerprint, fi
 from codistill.runs.files import explained, lock_run, open_regular, sweep, to_json, write_atomically
 from codistill.runs.folder import MAX_BYTES, RunFolder
 from codistill.runs.journal import Journal
+from codistill.runs.records import read_evaluations, saved_state
 from codistill.runs.result import RESULT_FORMAT
 from codistill.runs.seal import is_intact, read_sealed, write_sealed
 from codistill.runs.weights import good_copies
@@ -156,16 +157,20 @@ class Run:
         self._check_precision(training.machine.precision)
         self._descriptions = {file.name: file.read_text() for file in (self.folder.recipe, self.folder.environment)}
         self._data = fingerprint(self.folder.data)
-        files = saved.state["files"] if saved else {}
+        state = saved_state(saved, self.store.folder) if saved else None
         for journal in (self.journal, self.timing):
-            journal.restore(files.get(journal.path.name, ""))
-        if saved is None:
+            journal.restore(state.files.get(journal.path.name, "") if state else "")
+        if saved is None or state is None:
             return Position()
-        position = Position(**saved.state["position"])
+        position = Position(state.position.epoch, state.position.step)
         # At the end of an epoch, the copies to roll back to are the state itself, so they are not saved.
         learning = self.recipe.graph.learning_networks if not position.step else ()
         training.restore({**saved.tensors, **good_copies(learning, saved.tensors)})
-        self._elapsed_before_s = saved.state["elapsed_s"]
+        # The result repeats these evaluations, so one that cannot be read is reported now and not at the end.
+        read_evaluations(
+            self.folder.journal, self.recipe, *(["validation"] if self.data.validation is not None else [])
+        )
+        self._elapsed_before_s = state.elapsed_s
         self._opened_at = time.monotonic()
         log.info("%s continues after epoch %d, step %d", self.folder.path, position.epoch, position.step)
         return position

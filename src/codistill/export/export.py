@@ -175,7 +175,7 @@ def model_card(shipped: PlainNetwork, form: Format, proof: Proof) -> str:
 
 def facts(shipped: PlainNetwork, form: Format, proof: Proof) -> dict[str, Any]:
     history = shipped.history
-    command = history.environment.get("command")
+    command = history.environment.command
     names = shipped.identity.class_names
     return {
         "history": history,
@@ -188,7 +188,7 @@ def facts(shipped: PlainNetwork, form: Format, proof: Proof) -> dict[str, Any]:
         "heads": shipped.heads,
         "partners": {name: kind for name, kind in history.recipe.networks.items() if name in teachers(history)},
         "measured": history.measured_until(shipped.done.epoch),
-        "sets": history.report["sets"],
+        "sets": history.report.sets,
         "classes": ", ".join(names[:SHOWN_CLASSES]) + (" …" if len(names) > SHOWN_CLASSES else ""),
         "command": shlex.join(command) if command else None,
         "format": form,

@@ -23,8 +23,7 @@ from codistill.export.formats import Identity, read_weights
 from codistill.recipes.schema import Recipe
 from codistill.runs.checkpoint import Saved, Store
 from codistill.runs.folder import MAX_BYTES, RunFolder
-from codistill.runs.journal import read_journal
-from codistill.runs.seal import read_sealed
+from codistill.runs.records import DataReport, Environment, read_evaluations, saved_state
 from codistill.runs.weights import (
     best_checkpoint,
     cohort_weights,
@@ -44,9 +43,8 @@ class History:
     recipe: Recipe
     name: str
     finished: bool
-    report: Mapping[str, Any]
-    """The run's data.json."""
-    environment: Mapping[str, Any]
+    report: DataReport
+    environment: Environment
 
     @classmethod
     def read(cls, run: Path, name: str) -> "History":
@@ -55,7 +53,7 @@ class History:
         recipe = folder.stored_recipe()
         if name not in recipe.networks:
             raise unknown(f"network of {run}", name, recipe.networks)
-        report, environment = (read_sealed(file, MAX_BYTES) for file in (folder.data, folder.environment))
+        report, environment = DataReport.read(folder.data, MAX_BYTES), Environment.read(folder.environment)
         return cls(folder, recipe, name, folder.result.exists(), report, environment)
 
     @property
@@ -66,13 +64,13 @@ class History:
     @property
     def image_size(self) -> tuple[int, int]:
         """Height and width of the images before the centre crop."""
-        _, height, width = self.report["sets"]["test"]["shape"]
+        _, height, width = self.report.sets.test.shape
         return height, width
 
     def measured_until(self, epoch: int) -> dict[str, Any] | None:
         """Return the metrics of the last evaluation up to ``epoch``, with their epoch; None before the first."""
-        records = [record for record in read_journal(self.folder.journal) if record["epoch"] <= epoch]
-        return {"epoch": records[-1]["epoch"], **records[-1]["test"][f"{self.name}/final"]} if records else None
+        records = [one for one in read_evaluations(self.folder.journal, self.recipe) if one.epoch <= epoch]
+        return {"epoch": records[-1].epoch, **dict(records[-1].test[f"{self.name}/final"])} if records else None
 
     def data_at_hand(self) -> ImageData | None:
         """Return the run's data if they can be read and are unchanged, otherwise None."""
@@ -118,7 +116,7 @@ def load_network(run: Path, name: str, *, best: bool = False) -> PlainNetwork:
     """Load the network called ``name`` in the run's recipe, from the end of the run or from its ``best`` epoch."""
     history = History.read(run, name)
     if best:
-        return replace(_from_checkpoint(history, best_checkpoint(history.folder)), is_best=True)
+        return replace(_from_checkpoint(history, best_checkpoint(history.folder), history.folder.best), is_best=True)
     return _from_finished(history) if history.finished else _from_interrupted(history)
 
 
@@ -138,10 +136,11 @@ def _from_interrupted(history: History) -> PlainNetwork:
             f"{history.folder.path} has no checkpoint yet, so there is no network to export; "
             f"continue training with: {history.folder.resume_command()}"
         )
-    return _from_checkpoint(history, saved)
+    return _from_checkpoint(history, saved, history.folder.checkpoints)
 
 
-def _from_checkpoint(history: History, saved: Saved) -> PlainNetwork:
+def _from_checkpoint(history: History, saved: Saved, checkpoints: Path) -> PlainNetwork:
+    position = saved_state(saved, checkpoints).position
     data = history.data_at_hand()
     weights = shipped_weights(history.recipe, history.name, saved.tensors)
     if not all(tensor.isfinite().all() for tensor in weights.values()):
@@ -149,7 +148,8 @@ def _from_checkpoint(history: History, saved: Saved) -> PlainNetwork:
             f"network {history.name!r} of {history.folder.path} is not finite in its newest checkpoint; the end of the "
             f"epoch decides about it, so continue training with: {history.folder.resume_command()}"
         )
-    return _shipped(history, Position(**saved.state["position"]), _identity(history, data), weights, saved, data)
+    done = Position(position.epoch, position.step)
+    return _shipped(history, done, _identity(history, data), weights, saved, data)
 
 
 def _identity(history: History, data: ImageData | None) -> Identity:
@@ -160,7 +160,7 @@ def _identity(history: History, data: ImageData | None) -> Identity:
         where = f" ({history.recipe.data.folder})" if history.recipe.data.folder else ""
         raise ValueError(
             f"{history.folder.path} is not finished, so its data are needed to know how images are normalised, but "
-            f"those of {history.report['name']}{where} are missing or have changed; restore them, or finish the run "
+            f"those of {history.report.name}{where} are missing or have changed; restore them, or finish the run "
             f"with: {history.folder.resume_command()}"
         )
     return Identity.of_data(history.recipe.networks[history.name], data)

@@ -35,6 +35,7 @@ _EXPECTED = {
     "string_unicode": "text",
     "bool_type": "true or false",
     "tuple_type": "a list, [a, b]",
+    "list_type": "a list, [a, b]",
     "dict_type": "a mapping, {key: value}",
     "model_type": "a section, {key: value}",
     "model_attributes_type": "a section, {key: value}",
@@ -180,8 +181,6 @@ def _message(detail: ErrorDetails, path: Path, model: Model, section: Model) -> 
             return _missing(path, model, section)
         case "extra_forbidden":
             return _unknown_key(path, model, section)
-        case "value_error":
-            return str(context["error"])
         case "literal_error" if isinstance(value, str):
             return str(unknown("value", value, _quoted(context["expected"])))
         case "union_tag_invalid":
@@ -195,9 +194,19 @@ def _message(detail: ErrorDetails, path: Path, model: Model, section: Model) -> 
             return "must not be empty"
         case "too_long" | "string_too_long":
             return f"too long; at most {context['max_length']} are allowed"
+    return mismatch(detail)
+
+
+def mismatch(detail: ErrorDetails) -> str:
+    """Say what a value must be, and what it is instead."""
+    match detail["type"]:
+        case "missing":
+            return "missing"
+        case "value_error":
+            return str(detail["ctx"]["error"])
         case kind if kind in _EXPECTED:
-            return f"must be {_EXPECTED[kind]}, not {brief(value)}"
-    return f"{detail['msg'].replace('Input should be', 'must be')}, not {brief(value)}"
+            return f"must be {_EXPECTED[kind]}, not {brief(detail['input'])}"
+    return f"{detail['msg'].replace('Input should be', 'must be')}, not {brief(detail['input'])}"
 
 
 def _missing(path: Path, model: Model, section: Model) -> str:

@@ -126,7 +126,7 @@ def _data(run: SeenRun) -> ImageData:
         # Not the error itself, which contains paths of this machine: pages are shared.
         name = run.recipe.data.name
         raise UnavailableError(f"the images of {name} are not available; see `codistill data {name}`") from error
-    if not has_test_images_of(run.data, data):
+    if run.data is None or not has_test_images_of(run.data, data):
         raise UnavailableError(other_test_images(run.recipe))
     return data
 

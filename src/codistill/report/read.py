@@ -3,19 +3,30 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
+from codistill.errors import RunError
 from codistill.recipes import parse
 from codistill.recipes.schema import Recipe
 from codistill.runs.folder import MAX_BYTES, RunFolder
 from codistill.runs.journal import read_lines
-from codistill.runs.result import Result, parse_result, read_result_content
-from codistill.runs.seal import is_intact, read_sealed
+from codistill.runs.records import (
+    NO_ENVIRONMENT,
+    Content,
+    DataReport,
+    Environment,
+    Evaluation,
+    Needed,
+    Timing,
+    needed_by,
+)
+from codistill.runs.result import Result, read_result
+from codistill.runs.seal import is_intact
 from codistill.studies.study import METHOD_LABELS
 
 ACCEPTED = "the folder of a run or a study, a result.json, or a folder of result files"
 
-Record = Mapping[str, Any]
+Line = TypeVar("Line", bound=Content)
 
 
 @dataclass(frozen=True)
@@ -25,18 +36,13 @@ class SeenRun:
     name: str
     path: Path
     recipe: Recipe
-    records: tuple[Record, ...]
-    """One per evaluation, in order of epochs."""
+    records: tuple[Evaluation, ...]
+    """In order of epochs."""
     clock: Mapping[int, float]
     """Seconds of training by epoch; empty for a published result."""
     result: Result | None
-    environment: Mapping[str, Any]
-    data: Mapping[str, Any]
-    """The run's data.json."""
-    elapsed_s: float | None = None
-    peak_device_bytes: float | None = None
-    computed: str = ""
-    """The execution path of the step, such as ``bf16, Triton kernels``."""
+    environment: Environment = NO_ENVIRONMENT
+    data: DataReport | None = None
     updated_at: float | None = None
     """Time of the last write, in seconds since the epoch; None for a published result."""
     notes: tuple[str, ...] = ()
@@ -46,18 +52,21 @@ class SeenRun:
         return self.result is not None
 
     @property
+    def elapsed_s(self) -> float | None:
+        return self.result.elapsed_s if self.result else next(reversed([*self.clock.values()]), None)
+
+    @property
     def epochs_done(self) -> int:
-        return int(self.records[-1]["epoch"]) if self.records else 0
+        return self.records[-1].epoch if self.records else 0
 
     @property
     def data_name(self) -> str:
         """Name of the images; differs from the recipe's if the caller passed its own data."""
-        return str(self.data.get("name", self.recipe.data.name))
+        return self.data.name if self.data else self.recipe.data.name
 
     @property
     def train_images(self) -> int | None:
-        count = value_at(self.data, "sets", "train", "images")
-        return None if count is None else int(count)
+        return self.data.sets.train.images if self.data else None
 
     @property
     def images_per_s(self) -> float | None:
@@ -66,23 +75,13 @@ class SeenRun:
             return None
         return self.train_images * self.epochs_done / self.elapsed_s
 
-    def curve(self, *keys: str) -> dict[int, float]:
+    def curve(self, kind: str, name: str, metric: str = "") -> dict[int, float]:
         """Return a value of the journal by epoch, as in ``run.curve("test", "a/final", "nll")``, if finite."""
-        return {record["epoch"]: value for record in self.records if (value := value_at(record, *keys)) is not None}
+        found = {record.epoch: record.value(kind, name, metric) for record in self.records}
+        return {epoch: value for epoch, value in found.items() if value is not None}
 
-    def latest(self, *keys: str) -> float | None:
-        return next(reversed(self.curve(*keys).values()), None)
-
-
-def value_at(record: object, *keys: str) -> float | None:
-    """Return the number at these keys, or None for anything else, because a file may have been edited."""
-    for key in keys:
-        if not isinstance(record, dict):
-            return None
-        record = record.get(key)
-    if isinstance(record, float):
-        return record
-    return float(record) if isinstance(record, int) and not isinstance(record, bool) else None
+    def latest(self, kind: str, name: str, metric: str = "") -> float | None:
+        return next(reversed(self.curve(kind, name, metric).values()), None)
 
 
 def read_run(folder: Path) -> SeenRun:
@@ -92,12 +91,10 @@ def read_run(folder: Path) -> SeenRun:
     if not run.recipe.is_file():
         raise run.not_a_run()
     notes = [f"{reason}." for reason in run.damage()]
-    result, whole = _read_finished(run, notes)
+    result = _read_finished(run, notes)
     recipe = result.recipe if result else parse.load(run.recipe)
-    records = _evaluations(whole["epochs"]) if whole else _evaluations(_lines(run.journal, notes))
-    clock = {
-        int(line["epoch"]): seconds for line in _lines(run.timing, notes) if (seconds := value_at(line, "elapsed_s"))
-    }
+    records = result.epochs if result else _lines(run.journal, Evaluation, notes, needed_by(recipe))
+    clock = {line.epoch: line.elapsed_s for line in _lines(run.timing, Timing, notes)}
     if not records:
         first = min(recipe.evaluation.every_epochs, recipe.length.epochs)
         notes.append(f"Nothing has been evaluated yet; the first evaluation is after epoch {first}.")
@@ -105,14 +102,11 @@ def read_run(folder: Path) -> SeenRun:
         name=folder.name or str(folder.resolve().name),
         path=folder,
         recipe=recipe,
-        records=records,
+        records=tuple(records),
         clock=clock,
         result=result,
-        environment=_description(run.environment),
-        data=_description(run.data),
-        elapsed_s=value_at(whole, "elapsed_s") or next(reversed(clock.values()), None),
-        peak_device_bytes=value_at(whole, "peak_device_bytes"),
-        computed=str(whole.get("path", "")),
+        environment=_description(run.environment, Environment, notes) or NO_ENVIRONMENT,
+        data=_description(run.data, DataReport, notes),
         updated_at=_updated_at(run),
         notes=tuple(dict.fromkeys(notes)),
     )
@@ -120,56 +114,51 @@ def read_run(folder: Path) -> SeenRun:
 
 def read_published(file: Path) -> SeenRun:
     """Read a result without its run, as written by `codistill study --publish`."""
-    whole = read_result_content(file, follow_links=True)
-    result = parse_result(whole, file)
+    result = read_result(file, follow_links=True)
     slimmed = "Terms and auxiliary classifiers were published for the last epoch only."
     return SeenRun(
         name=file.stem,
         path=file,
         recipe=result.recipe,
-        records=_evaluations(whole["epochs"]),
+        records=tuple(result.epochs),
         clock={},
         result=result,
-        environment=_mapping(whole.get("environment")),
-        data=_mapping(whole.get("data")),
-        elapsed_s=value_at(whole, "elapsed_s"),
-        peak_device_bytes=value_at(whole, "peak_device_bytes"),
-        computed=str(whole.get("path", "")),
-        notes=(slimmed,) if whole.get("slimmed") else (),
+        environment=result.environment,
+        data=result.data,
+        notes=(slimmed,) if result.slimmed else (),
     )
 
 
-def _read_finished(run: RunFolder, notes: list[str]) -> tuple[Result | None, Record]:
-    """Return the result if it is readable, and the whole content of its file."""
-    if not is_intact(run.result, MAX_BYTES):
-        return None, {}
+def _read_finished(run: RunFolder, notes: list[str]) -> Result | None:
+    if not run.result.exists():
+        return None
     try:
-        whole = read_result_content(run.result)
-        return parse_result(whole, run.result), whole
+        return read_result(run.result)
     except ValueError as error:
         notes.append(f"Its result cannot be read, so it is shown as not finished: {error}")
-        return None, {}
+        return None
 
 
-def _lines(file: Path, notes: list[str]) -> list[Record]:
+def _lines(file: Path, model: type[Line], notes: list[str], needed: Needed | None = None) -> list[Line]:
     """Return the records up to the first damaged line."""
-    lines = read_lines(file)
+    lines, records = read_lines(file), []
     if lines.is_cut:
         notes.append(f"{file.name}, line {len(lines.records) + 1}, is incomplete; the lines before it are shown.")
-    return [record for record in lines.records if isinstance(record.get("epoch"), int)]
+    try:
+        for number, record in enumerate(lines.records, start=1):
+            records.append(model.check(record, f"{file.name}, line {number}", needed))
+    except RunError as error:
+        notes.append(f"{error}; the lines before it are shown.")
+    return records
 
 
-def _evaluations(records: Sequence[Record]) -> tuple[Record, ...]:
-    return tuple(record for record in records if isinstance(record.get("test"), Mapping))
-
-
-def _description(file: Path) -> Mapping[str, Any]:
-    """The content of a file; empty if it is missing or damaged."""
-    return read_sealed(file, MAX_BYTES) if is_intact(file, MAX_BYTES) else {}
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+def _description(file: Path, model: type[Line], notes: list[str]) -> Line | None:
+    """The content of a file; None if it is missing or damaged."""
+    try:
+        return model.read(file, MAX_BYTES) if is_intact(file, MAX_BYTES) else None
+    except RunError as error:
+        notes.append(f"{file.name} is left out: {error}")
+        return None
 
 
 def _updated_at(run: RunFolder) -> float | None:

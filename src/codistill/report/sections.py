@@ -163,18 +163,18 @@ def cost_table(seen: Overview) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for entry in seen.entries:
         runs = list(entry.runs.values())
-        finished = [run for run in runs if run.finished]
+        finished = [run.result for run in runs if run.result is not None]
         pace = mean([rate for run in runs if (rate := run.images_per_s)])
-        memory = [run.peak_device_bytes / 2**30 for run in runs if run.peak_device_bytes]
+        memory = [result.peak_device_bytes / 2**30 for result in finished if result.peak_device_bytes]
         rows.append(
             (
                 entry.name,
                 len(finished),
-                mean([run.elapsed_s / seconds for run in finished if run.elapsed_s]),
+                mean([result.elapsed_s / seconds for result in finished]),
                 None if pace is None else round(pace),
                 max(memory) if memory else "not measured",
                 ", ".join(dict.fromkeys(device_name(run.recipe, run.environment) for run in runs)),
-                ", ".join(dict.fromkeys(run.computed for run in runs if run.computed)) or None,
+                ", ".join(dict.fromkeys(result.path for result in finished if result.path)) or None,
             )
         )
     columns = ("row", "finished", f"{unit} a run", "images/s", "peak GiB", "device", "step")
@@ -231,7 +231,7 @@ def _environment(entry: Entry) -> Table:
     """Return a table with a row per fact and a column per machine and version."""
     seeds_of: dict[tuple[Cell, ...], list[int]] = {}
     for seed, run in entry.runs.items():
-        facts = (_version(run), *(_fact(run.environment.get(key)) for key in ENVIRONMENT))
+        facts = (_version(run), *(_fact(getattr(run.environment, key)) for key in ENVIRONMENT))
         seeds_of.setdefault(facts, []).append(seed)
     rows = zip(("codistill", *ENVIRONMENT), *seeds_of, strict=True)
     of = (f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}" for seeds in seeds_of.values())
@@ -240,13 +240,12 @@ def _environment(entry: Entry) -> Table:
 
 def _version(run: SeenRun) -> str:
     facts = run.environment
-    words = [str(facts[key]) for key in ("codistill", "commit") if facts.get(key)]
-    return (" ".join(words) or "unknown") + (" with changes" if facts.get("commit") and facts.get("dirty") else "")
+    words = [word for word in (facts.codistill, facts.commit) if word]
+    return (" ".join(words) or "unknown") + (" with changes" if facts.commit and facts.dirty else "")
 
 
 def _typed(run: SeenRun) -> str:
-    typed = run.environment.get("command")
-    return shlex.join(map(str, typed)) if isinstance(typed, list) else ""
+    return shlex.join(run.environment.command or [])
 
 
 def _fact(value: object) -> str | None:

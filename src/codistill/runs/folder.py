@@ -4,6 +4,7 @@ import os
 import shlex
 import stat
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from codistill.recipes.schema import Recipe
 from codistill.runs.checkpoint import fingerprint
 from codistill.runs.files import LOCK_FILE, TEMPORARY, refuse_unless, write_atomically
 from codistill.runs.journal import read_lines
+from codistill.runs.records import Environment
 from codistill.runs.seal import RESTORE, YAML_END, damaged, is_intact, read_sealed, seal
 
 MAX_BYTES = 256 * 2**20  # of result.json and data.json, which names every image that was skipped
@@ -104,8 +106,9 @@ class RunFolder:
         result = read_sealed(self.result, MAX_BYTES)
         if not journals[self.journal].damaged and journals[self.journal].records != result.get("epochs"):
             found.append(f"{self.journal.name} and {self.result.name} have different epochs")
-        if self.recipe not in bad and parse.load(self.recipe) != Recipe.check(result.get("recipe"), str(self.result)):
-            found.append(f"{self.recipe.name} and {self.result.name} have different recipes")
+        with suppress(ValueError):  # whoever reads the recipe says what is wrong with it
+            if self.recipe not in bad and parse.load(self.recipe) != Recipe.check(result.get("recipe")):
+                found.append(f"{self.recipe.name} and {self.result.name} have different recipes")
         return found + [reason for name in weights if (reason := self.damage_of_weights(name, result))]
 
     def damage_of_weights(self, network: str, result: Mapping[str, Any]) -> str:
@@ -165,9 +168,9 @@ class RunFolder:
 
     def precision(self) -> str | None:
         """The precision that the run began in; None if it is not recorded yet."""
-        environment = read_sealed(self.environment) if self.environment.is_file() else {}
+        recorded = Environment.read(self.environment).precision if self.environment.is_file() else None
         asked = parse.load(self.recipe).runtime.precision
-        return environment.get("precision") or (None if asked == "auto" else asked)
+        return recorded or (None if asked == "auto" else asked)
 
     def refuse_if_foreign(self) -> None:
         """Raise unless the folder is new, empty, or a run's: other files are never touched."""

@@ -269,7 +269,7 @@ def _machine_notes(found: Results) -> Iterator[str]:
     devices = sorted({run.device for run in runs})
     precisions = sorted({run.precision for run in runs} - {"auto"})
     if runs:
-        torch = sorted({f"torch {run.environment.get('torch')}" for run in runs})
+        torch = sorted({f"torch {run.environment.torch}" for run in runs})
         in_precision = f" in {', '.join(precisions)}" if precisions else ""
         yield f"Ran on {', '.join(devices)}{in_precision}; {', '.join(torch)}; commit {', '.join(commits)}."
     for what, several in {"machines": devices, "precisions": precisions, "commits": commits}.items():
@@ -278,8 +278,8 @@ def _machine_notes(found: Results) -> Iterator[str]:
 
 
 def _commit(run: Result) -> str:
-    commit = run.environment.get("commit")
-    return f"{commit[:10]}{' with changes' if run.environment.get('dirty') else ''}" if commit else "unknown"
+    commit = run.environment.commit
+    return f"{commit[:10]}{' with changes' if run.environment.dirty else ''}" if commit else "unknown"
 
 
 def _row_title(row: StudyRow, study: Study) -> str:
@@ -299,6 +299,6 @@ def _runs(study: Study, found: Results) -> Iterator[dict[str, Any]]:
                 "run": run_name(run.trained),
                 "networks": {name: dict(metrics) for name, metrics in run.errors.items()},
                 "scale": run.scale,
-                "commit": run.environment.get("commit"),
+                "commit": run.environment.commit,
                 "elapsed_s": run.elapsed_s,
             }

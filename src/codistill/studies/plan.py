@@ -14,6 +14,7 @@ from codistill.recipes.changes import WHERE_AND_HOW, is_below, key_of
 from codistill.runs.environment import describe
 from codistill.runs.files import open_regular, refuse_unless
 from codistill.runs.folder import RunFolder
+from codistill.runs.records import NO_ENVIRONMENT, Environment, Timing
 from codistill.runs.result import device_name, read_result
 from codistill.studies.costs import finished_flops_per_s, training_flops
 from codistill.studies.study import Study, StudyRow, slug
@@ -53,9 +54,8 @@ class PlannedRun:
         """
         try:
             with open(RunFolder(self.folder).timing, encoding="utf-8", opener=open_regular) as timing:
-                last = json.loads(timing.read().split("\n")[-2])
-            return int(last["epoch"])
-        except (OSError, ValueError, TypeError, LookupError):
+                return Timing.model_validate_json(timing.read().split("\n")[-2]).epoch
+        except (OSError, ValueError, LookupError):
             return 0
 
 
@@ -209,7 +209,8 @@ class Pace:
     @classmethod
     def of(cls, plan: Plan) -> "Pace":
         results = [(run, read_result(run.result_file)) for run in plan.runs if run.is_finished]
-        here = describe() if results else {}  # another machine's pace says nothing about the runs to come
+        # Another machine's pace says nothing about the runs to come.
+        here = Environment.model_validate(describe()) if results else NO_ENVIRONMENT
         finished = [result for run, result in results if result.device == device_name(run.recipe, here)]
         return cls(finished_flops_per_s(finished), len(finished))
 

@@ -77,7 +77,7 @@ def _text(content: dict[str, Any]) -> bytes:
 def _without_paths(content: dict[str, Any]) -> dict[str, Any]:
     """Remove the folder of the data and shorten the paths of teachers' weights."""
     recipe = content["recipe"]
-    start = start_names(recipe["start"])
+    start = start_names(recipe.get("start", {}))
     return {**content, "recipe": {**recipe, "start": start, "data": {**recipe["data"], "folder": None}}}
 
 
