@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
-from codistill.recipes.catalogue import NAMES, ListedRecipe, describe, table
+from codistill.recipes.catalogue import NAMES, ListedRecipe, describe
 from codistill.recipes.changes import difference
 from codistill.recipes.errors import Problem, RecipeError
 from codistill.recipes.parse import SUFFIXES, apply, draft_of, dumps, load, loads
@@ -25,7 +25,6 @@ __all__ = [
     "load",
     "loads",
     "resolve",
-    "table",
 ]
 
 
