@@ -11,21 +11,9 @@ from codistill.recipes.parse import SUFFIXES, apply, draft_of, dumps, load, load
 from codistill.recipes.schema import Recipe
 
 __all__ = [
-    "NAMES",
-    "ListedRecipe",
-    "Problem",
-    "Recipe",
-    "RecipeError",
-    "apply",
-    "describe",
-    "difference",
-    "dumps",
-    "get",
-    "json_schema",
-    "load",
-    "loads",
-    "resolve",
-]
+    "NAMES", "ListedRecipe", "Problem", "Recipe", "RecipeError", "apply", "describe", "difference", "dumps",
+    "get", "json_schema", "load", "loads", "resolve",
+]  # fmt: skip
 
 
 def get(name: str, changes: Sequence[str] = ()) -> Recipe:
