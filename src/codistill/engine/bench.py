@@ -2,7 +2,7 @@
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +11,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from codistill.data.images import ImageData, Images
 from codistill.engine.fast.capture import CapturedStep, Variant
-from codistill.engine.runtime import Machine, prepared, without_trials
+from codistill.engine.runtime import prepared, without_trials
 from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.engine.state import Training, prepare_training
-from codistill.engine.step import PARTS, PlainExecutor, PlainStep, step
+from codistill.engine.step import PARTS, PlainExecutor, step
 from codistill.engine.trainer import choose_step, draw_epoch
 from codistill.networks.cost import training_flops
 from codistill.recipes.schema import Recipe
@@ -64,7 +64,7 @@ def bench(recipe: Recipe, channels: int, side: int, classes: int, steps: int, *,
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         started_at = time.perf_counter()
-        run = Runner.of(recipe, data, machine, images)
+        run = Runner(prepare_training(recipe, data, machine, images=images))
         run(1)
         start_up_s = time.perf_counter() - started_at
         run(WARM_UP_STEPS)
@@ -87,23 +87,20 @@ def bench(recipe: Recipe, channels: int, side: int, classes: int, steps: int, *,
 class Runner:
     """Steps of a training, timed."""
 
-    def __init__(self, training: Training, step: PlainStep | CapturedStep) -> None:
-        self.training, self.step = training, step
+    def __init__(self, training: Training) -> None:
+        self.training, self.step = training, choose_step(training)
         self.plan = draw_epoch(training, 0)
         self.schedule = TrainingSchedule.of(training.recipe, len(training.data.splits["train"]))
 
-    @classmethod
-    def of(cls, recipe: Recipe, data: ImageData, machine: Machine, images: int | None = None) -> "Runner":
-        training = prepare_training(recipe, data, machine, images=images)
-        return cls(training, choose_step(training))
-
     def __call__(self, steps: int) -> float:
         """Run the steps; returns the seconds they take."""
-        return self._timed(self._take, steps)
-
-    def _take(self, index: int) -> None:
-        at = Position(0, index % EPOCH_STEPS)
-        self.step(self.plan.step(at.step), self.schedule.context(at))
+        wait_for(self.training.machine.device)
+        started_at = time.perf_counter()
+        for index in range(steps):
+            at = Position(0, index % EPOCH_STEPS)
+            self.step(self.plan.step(at.step), self.schedule.context(at))
+        wait_for(self.training.machine.device)
+        return time.perf_counter() - started_at
 
     def parts_ms(self, steps: int) -> dict[str, float]:
         """Milliseconds a step by part, from the ranges of a profile; a captured step is profiled before its capture."""
@@ -127,15 +124,6 @@ class Runner:
             executor = self.step.executor(batch)
         step(self.training, executor, batch, self.schedule.context(at))
         wait_for(self.training.machine.device)
-
-    def _timed(self, action: Callable[[int], None], times: int) -> float:
-        device = self.training.machine.device
-        wait_for(device)
-        started_at = time.perf_counter()
-        for index in range(times):
-            action(index)
-        wait_for(device)
-        return time.perf_counter() - started_at
 
 
 def _host_ns_by_part(profiled: profile) -> dict[str, int]:

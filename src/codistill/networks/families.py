@@ -54,13 +54,8 @@ class Family:
 
     def option_texts(self, name: str) -> dict[str, str] | None:
         """The options in ``name`` as text, or None if the name is not written like the pattern."""
-        pattern, words = self.pattern.split("-"), name.split("-")
-        if len(pattern) != len(words) or any(
-            expected != word for expected, word in zip(pattern, words, strict=True) if not expected.isupper()
-        ):
-            return None
-        texts = (word for expected, word in zip(pattern, words, strict=True) if expected.isupper())
-        return dict(zip(self.options, texts, strict=True))
+        match = re.fullmatch(re.sub("[A-Z]+", "([^-]*)", self.pattern), name)
+        return dict(zip(self.options, match.groups(), strict=True)) if match else None
 
 
 FAMILIES = (
