@@ -2,7 +2,6 @@
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,7 +109,10 @@ class Runner:
         with profile(activities=activities, acc_events=True) as profiled:
             for index in range(steps):
                 self._step_uncaptured(index)
-        ns = _device_ns_by_part(profiled) if device.type == "cuda" else _host_ns_by_part(profiled)
+        if device.type == "cuda":
+            ns = _device_ns_by_part(profiled)
+        else:
+            ns = dict.fromkeys(PARTS, 0.0) | {x.key: 1000 * x.cpu_time_total for x in profiled.key_averages()}
         return {part: ns[part] / steps / 1e6 for part in PARTS}
 
     @without_trials()
@@ -126,17 +128,9 @@ class Runner:
         wait_for(self.training.machine.device)
 
 
-def _host_ns_by_part(profiled: profile) -> dict[str, int]:
-    """The duration of each range."""
-    ns = dict.fromkeys(PARTS, 0)
-    for event in _ranges(profiled):
-        ns[event.name()] += event.duration_ns()
-    return ns
-
-
-def _device_ns_by_part(profiled: profile) -> dict[str, int]:
+def _device_ns_by_part(profiled: profile) -> dict[str, float]:
     """The time of the kernels that were launched during each range, from whatever thread."""
-    ns = dict.fromkeys(PARTS, 0)
+    ns = dict.fromkeys(PARTS, 0.0)
     events = profiled.profiler.kineto_results.events()  # type: ignore[union-attr]
     kernel_ns = {event.correlation_id(): event.duration_ns() for event in events if _is_on(event, "CUDA")}
     launches = sorted(
@@ -145,16 +139,12 @@ def _device_ns_by_part(profiled: profile) -> dict[str, int]:
         if _is_on(event, "CPU") and event.correlation_id() in kernel_ns and event.name().startswith("cu")
     )
     starts = [start for start, _ in launches]
-    for event in _ranges(profiled):
-        first, last = (bisect_left(starts, ns) for ns in (event.start_ns(), event.start_ns() + event.duration_ns()))
-        ns[event.name()] += sum(duration for _, duration in launches[first:last])
-    return ns
-
-
-def _ranges(profiled: profile) -> Iterator[Any]:
-    for event in profiled.profiler.kineto_results.events():  # type: ignore[union-attr]
+    for event in events:
         if event.name() in PARTS and _is_on(event, "CPU"):
-            yield event
+            end_ns = event.start_ns() + event.duration_ns()
+            first, last = (bisect_left(starts, moment) for moment in (event.start_ns(), end_ns))
+            ns[event.name()] += sum(duration for _, duration in launches[first:last])
+    return ns
 
 
 def _is_on(event: Any, device: str) -> bool:
