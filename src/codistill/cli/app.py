@@ -346,14 +346,9 @@ def watch(
     as_json: Annotated[bool, typer.Option("--json", help="Print the progress of the runs once, as JSON.")] = False,
 ) -> None:
     """Follow runs during training, in a browser or in the terminal."""
-    from codistill.cli import results
+    from codistill.cli.results import watch
 
-    if as_json:
-        results.print_state(runs)
-    elif terminal:
-        results.watch_in_terminal(runs)
-    else:
-        results.watch(runs, port, browser=browser)
+    watch(runs, port, browser=browser, terminal=terminal, as_json=as_json)
 
 
 @command()

@@ -191,7 +191,8 @@ def repeat_blocks(seen: Overview) -> Iterator[Block]:
     if len(seen.entries) > 1:
         yield Grid(_differences(seen))
     for entry in seen.entries:
-        typed = "\n".join(_typed(run) for run in entry.runs.values())
+        commands = [run.environment.get("command") for run in entry.runs.values()]
+        typed = "\n".join(shlex.join(map(str, typed)) if isinstance(typed, list) else "" for typed in commands)
         blocks: tuple[Block, ...] = (
             Code("Recipe", recipes.dumps(entry.recipe)),
             Grid(_environment(entry)),
@@ -242,11 +243,6 @@ def _version(run: SeenRun) -> str:
     facts = run.environment
     words = [str(facts[key]) for key in ("codistill", "commit") if facts.get(key)]
     return (" ".join(words) or "unknown") + (" with changes" if facts.get("commit") and facts.get("dirty") else "")
-
-
-def _typed(run: SeenRun) -> str:
-    typed = run.environment.get("command")
-    return shlex.join(map(str, typed)) if isinstance(typed, list) else ""
 
 
 def _fact(value: object) -> str | None:
