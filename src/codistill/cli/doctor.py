@@ -65,6 +65,9 @@ def check_python() -> Iterator[Finding]:
     good = sys.version_info[:2] >= OLDEST_PYTHON
     advice = "" if good else f"use Python {'.'.join(map(str, OLDEST_PYTHON))} or newer"
     yield Finding("python", "ok" if good else "broken", f"{platform.python_version()} on {platform.platform()}", advice)
+
+
+def check_codistill() -> Iterator[Finding]:
     yield Finding("codistill", "ok", codistill.__version__)
 
 
@@ -143,4 +146,7 @@ def check_data() -> Iterator[Finding]:
             yield Finding(f"data: {name}", "warning", f"not in {folder}", advice)
 
 
-CHECKS = (check_python, check_torch, check_devices, check_kernels, check_compiler, check_space, check_data)
+CHECKS = (
+    *(check_python, check_codistill, check_torch, check_devices, check_kernels, check_compiler),
+    *(check_space, check_data),
+)
