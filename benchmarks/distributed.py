@@ -21,11 +21,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from codistill.cohort import Cohort
 from codistill.data.load import load
-from codistill.distributed.exchange import LogitsAllGather
 from codistill.distributed.group import ProcessGroup
 from codistill.distributed.launch import LOOPBACK, local_store
 from codistill.distributed.layout import Layout, Split
-from codistill.distributed.mesh import MeshPeers
+from codistill.distributed.mesh import LogitsAllGather, MeshPeers
 from codistill.engine.peers import ALONE, Peers
 from codistill.engine.runtime import prepare
 from codistill.engine.schedule import Position, TrainingSchedule

@@ -4,7 +4,8 @@
     python tools/fill_docs.py --check    # exit code 1 and the names of pages that are out of date
 
 In a page, everything between ``<!-- block: NAME -->`` and ``<!-- end -->`` is the template ``tools/blocks/NAME.md``
-(Jinja), rendered with ``Published`` below, ``recipe_keys.py`` and ``promises.py``. Edit the template, not the page.
+(Jinja), rendered with ``Published`` below, the catalogues, ``recipe_keys.py`` and ``promises.py``. Edit the template,
+not the page.
 """
 
 import argparse
@@ -20,6 +21,9 @@ from typing import Any
 import jinja2
 from promises import promises
 from recipe_keys import sections
+
+from codistill.recipes import describe
+from codistill.studies import catalogue
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "results/README.md", "docs/*.md", "benchmarks/*.md")
@@ -145,7 +149,9 @@ def render(name: str) -> str:
     )
     environment.filters |= {"signed": signed, "clock": clock, "digits": lambda x, n: f"{x:.{n}f}"}
     template = environment.get_template(f"{name}.md")
-    return template.render(published=Published(), recipe_keys=sections(), promises=promises()).strip("\n") + "\n"
+    studies = [catalogue.get(study) for study in catalogue.NAMES]
+    about = {"recipe_keys": sections(), "promises": promises(), "recipes": describe(), "studies": studies}
+    return template.render(published=Published(), **about).strip("\n") + "\n"
 
 
 def filled(page: str) -> str:

@@ -27,25 +27,10 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
-    "Cohort",
-    "Objective",
-    "Outline",
-    "Recipe",
-    "TrackerSink",
-    "Transfer",
-    "TransferGraph",
-    "__version__",
-    "build_report",
-    "count_costs",
-    "export_network",
-    "from_datasets",
-    "methods",
-    "predict",
-    "read_overview",
-    "read_weights",
-    "recipes",
-    "train",
-]
+    "Cohort", "Objective", "Outline", "Recipe", "TrackerSink", "Transfer", "TransferGraph", "__version__",
+    "build_report", "count_costs", "export_network", "from_datasets", "methods", "predict", "read_overview",
+    "read_weights", "recipes", "train",
+]  # fmt: skip
 
 _MODULES = {
     "Cohort": "codistill.cohort",

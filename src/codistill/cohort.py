@@ -80,14 +80,15 @@ class Cohort(nn.Module):
             raise unknown("kind of head", heads, HEAD_KINDS)
         if batchnorm_init not in BATCHNORM_INITS:
             raise unknown("batchnorm_init", batchnorm_init, BATCHNORM_INITS)
-        _check_names(networks)
-        _check_distinct(networks)
+        _check_networks(networks)
         exits_of = _exits_by_network(exits, networks)
         architectures: dict[str, Architecture] = {}
         classifiers: dict[str, dict[str, int]] = {}
         for name, given in networks.items():
-            architectures[name], exit_names = _resolve(name, given, exits_of[name])
-            classifiers[name] = _classifiers(name, architectures[name], exit_names)
+            network, exit_names = _resolve(name, given, exits_of[name])
+            available = {exit.name: exit.stage for exit in network.exits}
+            exit_names = network.default_exits if exit_names is None else exit_names
+            architectures[name], classifiers[name] = network, outline(f"network {name!r}", available, exit_names)
         _check_sizes(architectures, image_size)
         self.outline = Outline(classifiers)
         self.head_descriptions: dict[str, str] = {}
@@ -144,12 +145,6 @@ def _initialise_batchnorm(module: nn.Module, how: str) -> None:
                 nn.init.uniform_(norm.weight)
 
 
-def _classifiers(name: str, network: Architecture, exits: Iterable[str] | None) -> dict[str, int]:
-    """C-numbers of the network's classifiers by exit."""
-    available = {exit.name: exit.stage for exit in network.exits}
-    return outline(f"network {name!r}", available, network.default_exits if exits is None else exits)
-
-
 def _resolve(name: str, network: object, exits: Iterable[str] | None) -> tuple[Architecture, Iterable[str] | None]:
     """The architecture, and the exits that get heads (None for the default ones)."""
     match network:
@@ -166,12 +161,6 @@ def _resolve(name: str, network: object, exits: Iterable[str] | None) -> tuple[A
         f"network {name!r} is of type {type(network).__name__}; give a name such as 'wrn-28-4', an nn.Module or an "
         f"Architecture"
     )
-
-
-def _check_distinct(networks: Mapping[str, object]) -> None:
-    modules = [network for network in networks.values() if isinstance(network, nn.Module)]
-    if len(set(modules)) < len(modules):
-        raise ValueError("one module is given as two networks, which would be equal and teach nothing; build two")
 
 
 def _check_sizes(architectures: Mapping[str, Architecture], image_size: tuple[int, int] | None) -> None:
@@ -206,7 +195,7 @@ def _check_whole(what: str, value: int, least: int) -> None:
         raise ValueError(f"{what} is a whole number from {least} up, not {value!r}")
 
 
-def _check_names(networks: Mapping[str, object]) -> None:
+def _check_networks(networks: Mapping[str, object]) -> None:
     if not isinstance(networks, Mapping):
         raise ValueError(f"networks have names: write {{'a': …, 'b': …}} and not a {type(networks).__name__}")
     if not networks:
@@ -216,3 +205,6 @@ def _check_names(networks: Mapping[str, object]) -> None:
             raise ValueError(f"network name {name!r}: use letters, digits, _ and -, not _ first, as in 'a'")
         if name in RESERVED:
             raise ValueError(f"network name {name!r} means something else already; choose another, as in 'a'")
+    modules = [network for network in networks.values() if isinstance(network, nn.Module)]
+    if len(set(modules)) < len(modules):
+        raise ValueError("one module is given as two networks, which would be equal and teach nothing; build two")

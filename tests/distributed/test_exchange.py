@@ -8,7 +8,7 @@ from support.ranks import together
 
 
 def exchange_twice(world: Any) -> None:
-    from codistill.distributed.exchange import LogitsAllGather
+    from codistill.distributed.mesh import LogitsAllGather
 
     owners = {"a/stage1": 0, "a/final": 0, "b/stage1": 1, "b/final": 1}
     all_gather = LogitsAllGather(world, owners)
@@ -34,7 +34,7 @@ def test_every_rank_gets_all_logits() -> None:
 
 def ask_for_finals_only(world: Any) -> None:
     """As an evaluation without heads does."""
-    from codistill.distributed.exchange import LogitsAllGather
+    from codistill.distributed.mesh import LogitsAllGather
 
     all_gather = LogitsAllGather(world, {"a/final": 0, "a/stage1": 0, "b/final": 1})
     mine = {f"{'ab'[world.rank]}/final": torch.full((4, 2), float(world.rank))}

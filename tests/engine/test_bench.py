@@ -13,7 +13,6 @@ from codistill.engine.fast.compiler import compile_function
 from codistill.engine.runtime import prepared
 from codistill.engine.state import prepare_training
 from codistill.engine.step import PARTS, PlainExecutor, Programs
-from codistill.engine.trainer import choose_step
 from codistill.networks.cost import cost
 from codistill.networks.families import architecture
 from codistill.recipes.schema import Augment, Runtime
@@ -40,7 +39,7 @@ def test_the_parts_are_of_all_steps_of_an_update(monkeypatch: pytest.MonkeyPatch
     with prepared(Runtime(device="cpu", threads=1)) as machine:
         data = random_data(1, 8, 10, images=32 * EPOCH_STEPS)
         training = prepare_training(tiny_recipe(accumulate=4), data, machine)
-        Runner(training, choose_step(training)).parts_ms(8)
+        Runner(training).parts_ms(8)
     assert len(updates) == 2
 
 
@@ -82,8 +81,8 @@ def test_random_images_stand_in_for_as_many_as_a_training_has() -> None:
     """By which it is long or not: the benchmark's is as long as the recipe's."""
     data = random_data(1, 8, 10, images=40)
     with prepared(Runtime(device="cpu", threads=1)) as machine:
-        assert Runner.of(tiny_recipe(), data, machine).training.images == 40
-        assert Runner.of(tiny_recipe(), data, machine, images=50_000).training.images == 50_000
+        assert prepare_training(tiny_recipe(), data, machine).images == 40
+        assert prepare_training(tiny_recipe(), data, machine, images=50_000).images == 50_000
 
 
 def test_torch_is_left_as_it_was() -> None:

@@ -238,9 +238,8 @@ def test_no_torch_is_imported() -> None:
     assert run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_the_documentation_lists_every_study_and_its_commands_are_understood() -> None:
+def test_the_documented_commands_are_understood() -> None:
     text = (Path(__file__).parents[2] / "docs" / "reproduce.md").read_text(encoding="utf-8")
-    assert catalogue.to_markdown() in text
     commands = re.findall(r"^codistill study .*$", text, re.MULTILINE)
     assert len(commands) == 9
     study_command = vars(get_command(app))["commands"]["study"]

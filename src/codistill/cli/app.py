@@ -218,14 +218,17 @@ def show(
     ] = False,
 ) -> None:
     """Show a complete recipe, its cost and its transfer graph."""
+    from codistill import recipes
     from codistill.cli import explore
 
+    recipe = recipes.resolve(source, changes)
     if svg:
-        explore.draw(source, changes, svg)
+        svg.write_text(f"{recipe.graph.to_svg()}\n", encoding="utf-8")
+        typer.echo(f"wrote {svg}")
     elif mermaid:
-        explore.print_mermaid(source, changes)
+        typer.echo(recipe.graph.to_mermaid())
     else:
-        explore.show(source, changes, as_json=as_json)
+        explore.show(recipe, as_json=as_json)
 
 
 @command()
@@ -343,14 +346,9 @@ def watch(
     as_json: Annotated[bool, typer.Option("--json", help="Print the progress of the runs once, as JSON.")] = False,
 ) -> None:
     """Follow runs during training, in a browser or in the terminal."""
-    from codistill.cli import results
+    from codistill.cli.results import watch
 
-    if as_json:
-        results.print_state(runs)
-    elif terminal:
-        results.watch_in_terminal(runs)
-    else:
-        results.watch(runs, port, browser=browser)
+    watch(runs, port, browser=browser, terminal=terminal, as_json=as_json)
 
 
 @command()

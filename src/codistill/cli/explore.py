@@ -1,7 +1,7 @@
 """``codistill list``, ``show``, ``data`` and ``bench``: what there is to train, what it costs, and how fast it is."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from inspect import getdoc
 from pathlib import Path
@@ -57,10 +57,9 @@ def show_listings(what: str | None) -> None:
         screen.print(two_columns(listing()), "")
 
 
-def show(source: str, changes: Sequence[str], *, as_json: bool) -> None:
+def show(recipe: recipes.Recipe, *, as_json: bool) -> None:
     from codistill.studies.costs import assumed_sizes, count_costs, sizes
 
-    recipe = recipes.resolve(source, changes)
     known, costs = sizes(recipe), count_costs(recipe)
     seen, note = known or assumed_sizes(recipe), "" if known else " assumed, because data.folder is not available"
     if as_json:
@@ -77,15 +76,6 @@ def show(source: str, changes: Sequence[str], *, as_json: bool) -> None:
         f"Training costs {_mega(training)} MFLOPs per image: 3 × forward with heads; 1 × for a frozen teacher.\n"
     )
     typer.echo(recipe.graph.matrix())
-
-
-def draw(source: str, changes: Sequence[str], file: Path) -> None:
-    file.write_text(recipes.resolve(source, changes).graph.to_svg() + "\n", encoding="utf-8")
-    typer.echo(f"wrote {file}")
-
-
-def print_mermaid(source: str, changes: Sequence[str]) -> None:
-    typer.echo(recipes.resolve(source, changes).graph.to_mermaid())
 
 
 def costs_table(costs: "dict[str, NetworkCost]") -> Table:

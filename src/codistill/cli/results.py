@@ -162,10 +162,18 @@ def _contents(seen: "Overview", made: "StudyTables", out: Path) -> dict[Path, st
             return {out: to_json(made.to_json(), indent=2) + "\n"}
 
 
-def watch(paths: Sequence[Path], port: int, *, browser: bool) -> None:
-    """Serve the page until Ctrl-C."""
+def watch(paths: Sequence[Path], port: int, *, browser: bool, terminal: bool, as_json: bool) -> None:
+    """Serve the page until Ctrl-C; or print the progress once as JSON, or as a table until all runs are finished."""
+    from codistill.report.overview import read_overview
     from codistill.report.server import RunWatcher, serve
 
+    if as_json:
+        typer.echo(to_json(progress_to_dict(read_overview(*paths)), indent=2))
+        return
+    if terminal:
+        screen = console()
+        follow(lambda: read_overview(*paths), screen, once=not screen.is_terminal)
+        return
     news = RunWatcher(paths)
     news.page()  # reports wrong paths now, not in the browser
 
@@ -175,20 +183,6 @@ def watch(paths: Sequence[Path], port: int, *, browser: bool) -> None:
             webbrowser.open(address)
 
     typer.echo(f"Watching took {serve(news, port, ready):.2f} CPU seconds.")
-
-
-def watch_in_terminal(paths: Sequence[Path]) -> None:
-    """Update a table until all runs are finished; print it once if the output is not a terminal."""
-    from codistill.report.overview import read_overview
-
-    screen = console()
-    follow(lambda: read_overview(*paths), screen, once=not screen.is_terminal)
-
-
-def print_state(paths: Sequence[Path]) -> None:
-    from codistill.report.overview import read_overview
-
-    typer.echo(to_json(progress_to_dict(read_overview(*paths)), indent=2))
 
 
 def follow(look: Callable[[], "Overview"], console: Console, *, once: bool, every_s: float = WATCH_EVERY_S) -> None:

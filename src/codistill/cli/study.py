@@ -68,7 +68,8 @@ def run_study(
     display = StudyProgress(planned.runs, console)
     outcome = run_all(planned.runs, out, jobs=at_once, display=display, command=command)
     results = _read_finished(planned)
-    options = {"--jobs": jobs, "--methods": _join(methods), "--rows": _join(rows), "--publish": publish_to}
+    chosen = {"--methods": methods and ",".join(methods), "--rows": rows and ",".join(rows)}
+    options = {"--jobs": jobs, **chosen, "--publish": publish_to}
     again = _command_line(name, overrides, {"--seeds": len(chosen_seeds), **options, "--out": out}, best_epoch)
     made = build_tables(study, results, chosen_seeds, best_epoch=best_epoch, command=again)
     _print_tables(made, made.write(results, out), console)
@@ -104,10 +105,6 @@ def _command_line(name: str, overrides: Sequence[str], options: Mapping[str, obj
     given = [str(part) for option, value in options.items() if value is not None for part in (option, value)]
     flags = ["--best-epoch"] if best_epoch else []
     return shlex.join(["codistill", "study", name, *overrides, *given, *flags])
-
-
-def _join(names: Sequence[str] | None) -> str | None:
-    return ",".join(names) if names else None
 
 
 def _conclude(outcome: Outcome, planned: Plan, again: str, console: Console) -> int:

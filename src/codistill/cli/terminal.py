@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -103,18 +103,6 @@ def network_table(networks: Mapping[str, str], rows: Mapping[str, Row]) -> Table
         for name, row in rows.items()
     )
     return make_table(["network"], [heading for heading, _ in shown.values()], cells)
-
-
-class Display(Protocol):
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *error: object) -> None: ...
-
-    def heartbeat(self, position: "Position", schedule: "TrainingSchedule") -> None:
-        """Called after every step."""
-
-    def show(self, progress: "trainer.Progress") -> None:
-        """Called after every evaluation."""
 
 
 class Lines:
@@ -217,6 +205,10 @@ class LiveTable:
             number(self.best.get(classifier), 2),
             number(metrics.nll, 4),
         )
+
+
+Display = Lines | LiveTable
+"""``heartbeat`` is called after every step, ``show`` after every evaluation."""
 
 
 def best_errors(journal: Path, recipe: Recipe) -> dict[str, float]:

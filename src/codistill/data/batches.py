@@ -169,7 +169,8 @@ def _crops(
 def _regions(num_images: int, image_size: tuple[int, int], smallest: float, address: Address) -> Tensor:
     """Draw regions as torchvision's RandomResizedCrop does: area and aspect ratio, until the region fits."""
     size_2 = torch.tensor(image_size)
-    whole_2 = _limited_ratio(size_2)
+    # The largest region whose aspect ratio is at most WIDEST.
+    whole_2 = torch.minimum(size_2, (size_2.flip(0) * WIDEST).round().long())
     sides_N2, is_drawn_N = whole_2.repeat(num_images, 1), torch.zeros(num_images, dtype=torch.bool)
     generator = address.generator("region")
     for _ in range(TRIES):
@@ -185,11 +186,6 @@ def _regions(num_images: int, image_size: tuple[int, int], smallest: float, addr
     ).long()
     corners_N2 = torch.where(is_drawn_N[:, None], places_N2, (size_2 - whole_2) // 2)
     return torch.cat([corners_N2, sides_N2], dim=1)
-
-
-def _limited_ratio(size_2: Tensor) -> Tensor:
-    """Height and width of the largest region whose aspect ratio is at most ``WIDEST``."""
-    return torch.minimum(size_2, (size_2.flip(0) * WIDEST).round().long())
 
 
 def _operations(num_images: int, strength: float, address: Address) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ import pickle
 import pickletools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -205,7 +205,9 @@ def read_pickle(path: Path, size_limit: int) -> dict[str, Any]:
         raise ValueError(f"{path}: {size} bytes are more than the {size_limit} that a CIFAR file can have")
     try:
         with path.open("rb") as file:
-            _check_memo(file)
+            for opcode, argument, _ in pickletools.genops(file):
+                if opcode.name == "LONG_BINPUT" and int(argument or 0) > MEMO_LIMIT:
+                    raise pickle.UnpicklingError(f"it asks for {argument} memo entries")
             file.seek(0)
             content = _DataUnpickler(file, encoding="bytes").load()
     except OSError:
@@ -218,9 +220,3 @@ def read_pickle(path: Path, size_limit: int) -> dict[str, Any]:
             f"{path}: not an official CIFAR file: its content is a {type(content).__name__}, not a dictionary"
         )
     return {key.decode("ascii", "replace") if isinstance(key, bytes) else str(key): content[key] for key in content}
-
-
-def _check_memo(file: BinaryIO) -> None:
-    for opcode, argument, _ in pickletools.genops(file):
-        if opcode.name == "LONG_BINPUT" and int(argument or 0) > MEMO_LIMIT:
-            raise pickle.UnpicklingError(f"it asks for {argument} memo entries")

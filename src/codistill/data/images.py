@@ -187,11 +187,9 @@ def channel_statistics(pixels_NCHW: Tensor) -> tuple[tuple[float, ...], tuple[fl
     count = pixels_NCHW.numel() // pixels_NCHW.shape[1]
     parts = torch.split(pixels_NCHW, 256)
     if pixels_NCHW.dtype == torch.uint8:
-        sums = sum(part.sum((0, 2, 3)) for part in parts)
-        squares = sum(part.long().square().sum((0, 2, 3)) for part in parts)
-        assert isinstance(sums, Tensor)
-        assert isinstance(squares, Tensor)
-        return exact_statistics(count, sums.tolist(), squares.tolist())
+        sums_C = torch.stack([part.sum((0, 2, 3)) for part in parts]).sum(0)
+        squares_C = torch.stack([part.long().square().sum((0, 2, 3)) for part in parts]).sum(0)
+        return exact_statistics(count, sums_C.tolist(), squares_C.tolist())
     mean_C11 = torch.stack([part.double().sum((0, 2, 3)) for part in parts]).sum(0)[:, None, None] / count
     deviations = torch.stack([(part.double() - mean_C11).square().sum((0, 2, 3)) for part in parts]).sum(0)
     std_C = torch.where(deviations > 0, (deviations / count).sqrt(), 1.0)

@@ -222,9 +222,6 @@ class BatchMoments:
         self.mean_C = (means_DC * counts_D1).sum(0) / self.count
         self.var_C = ((vars_DC + (means_DC - self.mean_C).square()) * counts_D1).sum(0) / self.count
 
-    def unbiased_var(self) -> Tensor:
-        return self.var_C * self.count / (self.count - 1).clamp_min(1)
-
 
 class CpuSyncBatchNorm(_BatchNorm):
     """Has the very parameters and buffers of the layer that it replaces, and evaluates like it."""
@@ -244,7 +241,8 @@ class CpuSyncBatchNorm(_BatchNorm):
         x = given.to(torch.promote_types(given.dtype, torch.float32))
         with torch.no_grad():
             moments = BatchMoments(x, self.data_parallel)
-        self._update_running(moments.mean_C, moments.unbiased_var())
+        unbiased_var_C = moments.var_C * moments.count / (moments.count - 1).clamp_min(1)
+        self._update_running(moments.mean_C, unbiased_var_C)
         weight = self.weight if self.affine else torch.ones_like(moments.mean_C)
         bias = self.bias if self.affine else torch.zeros_like(moments.mean_C)
         normalize: Callable[..., Tensor] = SyncNormalize.apply

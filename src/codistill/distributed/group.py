@@ -120,8 +120,15 @@ class ProcessGroup:
 
     def all_gather(self, value: object) -> list[Any]:
         """Returns every rank's JSON value, by rank."""
+        content, ranks = _encode(value), range(self.size)
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in ranks]
         with self.translate_errors():
-            return _all_gather_values(value)
+            dist.all_gather(lengths, torch.tensor([len(content)]))
+            padded = torch.zeros(int(max(lengths)), dtype=torch.uint8)
+            padded[: len(content)] = content
+            contents = [torch.empty_like(padded) for _ in ranks]
+            dist.all_gather(contents, padded)
+        return [_decode(content[: int(length)]) for content, length in zip(contents, lengths, strict=True)]
 
     def broadcast(self, value: object = None) -> Any:
         """Returns the root's JSON value on every rank."""
@@ -257,18 +264,6 @@ def _receive_value(source: int) -> Any:
     return _decode(content)
 
 
-def _all_gather_values(value: object) -> list[Any]:
-    content, ranks = _encode(value), range(dist.get_world_size())
-    lengths = [torch.zeros(1, dtype=torch.int64) for _ in ranks]
-    dist.all_gather(lengths, torch.tensor([len(content)]))
-    longest = int(max(lengths))
-    padded = torch.zeros(longest, dtype=torch.uint8)
-    padded[: len(content)] = content
-    contents = [torch.empty_like(padded) for _ in ranks]
-    dist.all_gather(contents, padded)
-    return [_decode(content[: int(length)]) for content, length in zip(contents, lengths, strict=True)]
-
-
 def _send_tensors(tensors: Mapping[str, Tensor], to: int) -> None:
     """Sends dtypes and shapes first, then one tensor after the other in the same order."""
     _send_value({name: [str(x.dtype), list(x.shape)] for name, x in tensors.items()}, to)
@@ -277,12 +272,10 @@ def _send_tensors(tensors: Mapping[str, Tensor], to: int) -> None:
 
 
 def _receive_tensors(source: int) -> dict[str, Tensor]:
-    return {name: _receive_tensor(source, *kind) for name, kind in _receive_value(source).items()}
-
-
-def _receive_tensor(source: int, dtype: str, shape: list[int]) -> Tensor:
-    received = torch.empty(shape, dtype=DTYPE_BY_NAME[dtype])
-    dist.recv(_as_bytes(received), source)
+    kinds = _receive_value(source)
+    received = {name: torch.empty(shape, dtype=DTYPE_BY_NAME[dtype]) for name, (dtype, shape) in kinds.items()}
+    for tensor in received.values():
+        dist.recv(_as_bytes(tensor), source)
     return received
 
 

@@ -128,8 +128,13 @@ def check_request(recipe: Recipe, ranks: int, request: LayoutRequest) -> None:
         raise ValueError(f"{ranks} processes; give at least 1")
     if shards is not None and shards < 1:
         raise ValueError(f"{shards} shards; give at least 1, or leave it out")
-    if request.split is not None:
-        _check_split_size(ranks, request.split, len(Split.parse(request.split, recipe).groups), shards)
+    if (split := request.split) is not None:
+        groups = len(Split.parse(split, recipe).groups)
+        needed = groups * (shards or 1)
+        if shards is not None and needed != ranks:
+            raise ValueError(f"split {split!r} with {shards} shards needs {needed} processes; there are {ranks}")
+        if ranks % groups:
+            raise ValueError(f"split {split!r} needs {groups} processes or a multiple; there are {ranks}")
     learning = recipe.graph.learning_networks
     if shards is not None and ranks % shards:
         raise ValueError(
@@ -147,13 +152,6 @@ def check_request(recipe: Recipe, ranks: int, request: LayoutRequest) -> None:
             f"{ranks} processes for {len(learning)} networks that learn and batches of {recipe.batch_size} images: "
             f"some would have no image; start at most {most}, or raise batch_size"
         )
-
-
-def _check_split_size(ranks: int, split: str, groups: int, shards: int | None) -> None:
-    if shards is not None and groups * shards != ranks:
-        raise ValueError(f"split {split!r} with {shards} shards needs {groups * shards} processes; there are {ranks}")
-    if ranks % groups:
-        raise ValueError(f"split {split!r} needs {groups} processes or a multiple; there are {ranks}")
 
 
 def _mesh_shapes(recipe: Recipe, ranks: int, request: LayoutRequest) -> Iterator[tuple[int, int]]:

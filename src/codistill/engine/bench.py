@@ -2,7 +2,6 @@
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +10,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from codistill.data.images import ImageData, Images
 from codistill.engine.fast.capture import CapturedStep, Variant
-from codistill.engine.runtime import Machine, prepared, without_trials
+from codistill.engine.runtime import prepared, without_trials
 from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.engine.state import Training, prepare_training
-from codistill.engine.step import PARTS, PlainExecutor, PlainStep, step
+from codistill.engine.step import PARTS, PlainExecutor, step
 from codistill.engine.trainer import choose_step, draw_epoch
 from codistill.networks.cost import training_flops
 from codistill.recipes.schema import Recipe
@@ -64,7 +63,7 @@ def bench(recipe: Recipe, channels: int, side: int, classes: int, steps: int, *,
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         started_at = time.perf_counter()
-        run = Runner.of(recipe, data, machine, images)
+        run = Runner(prepare_training(recipe, data, machine, images=images))
         run(1)
         start_up_s = time.perf_counter() - started_at
         run(WARM_UP_STEPS)
@@ -87,23 +86,20 @@ def bench(recipe: Recipe, channels: int, side: int, classes: int, steps: int, *,
 class Runner:
     """Steps of a training, timed."""
 
-    def __init__(self, training: Training, step: PlainStep | CapturedStep) -> None:
-        self.training, self.step = training, step
+    def __init__(self, training: Training) -> None:
+        self.training, self.step = training, choose_step(training)
         self.plan = draw_epoch(training, 0)
         self.schedule = TrainingSchedule.of(training.recipe, len(training.data.splits["train"]))
 
-    @classmethod
-    def of(cls, recipe: Recipe, data: ImageData, machine: Machine, images: int | None = None) -> "Runner":
-        training = prepare_training(recipe, data, machine, images=images)
-        return cls(training, choose_step(training))
-
     def __call__(self, steps: int) -> float:
         """Run the steps; returns the seconds they take."""
-        return self._timed(self._take, steps)
-
-    def _take(self, index: int) -> None:
-        at = Position(0, index % EPOCH_STEPS)
-        self.step(self.plan.step(at.step), self.schedule.context(at))
+        wait_for(self.training.machine.device)
+        started_at = time.perf_counter()
+        for index in range(steps):
+            at = Position(0, index % EPOCH_STEPS)
+            self.step(self.plan.step(at.step), self.schedule.context(at))
+        wait_for(self.training.machine.device)
+        return time.perf_counter() - started_at
 
     def parts_ms(self, steps: int) -> dict[str, float]:
         """Milliseconds a step by part, from the ranges of a profile; a captured step is profiled before its capture."""
@@ -113,7 +109,10 @@ class Runner:
         with profile(activities=activities, acc_events=True) as profiled:
             for index in range(steps):
                 self._step_uncaptured(index)
-        ns = _device_ns_by_part(profiled) if device.type == "cuda" else _host_ns_by_part(profiled)
+        if device.type == "cuda":
+            ns = _device_ns_by_part(profiled)
+        else:
+            ns = dict.fromkeys(PARTS, 0.0) | {x.key: 1000 * x.cpu_time_total for x in profiled.key_averages()}
         return {part: ns[part] / steps / 1e6 for part in PARTS}
 
     @without_trials()
@@ -128,27 +127,10 @@ class Runner:
         step(self.training, executor, batch, self.schedule.context(at))
         wait_for(self.training.machine.device)
 
-    def _timed(self, action: Callable[[int], None], times: int) -> float:
-        device = self.training.machine.device
-        wait_for(device)
-        started_at = time.perf_counter()
-        for index in range(times):
-            action(index)
-        wait_for(device)
-        return time.perf_counter() - started_at
 
-
-def _host_ns_by_part(profiled: profile) -> dict[str, int]:
-    """The duration of each range."""
-    ns = dict.fromkeys(PARTS, 0)
-    for event in _ranges(profiled):
-        ns[event.name()] += event.duration_ns()
-    return ns
-
-
-def _device_ns_by_part(profiled: profile) -> dict[str, int]:
+def _device_ns_by_part(profiled: profile) -> dict[str, float]:
     """The time of the kernels that were launched during each range, from whatever thread."""
-    ns = dict.fromkeys(PARTS, 0)
+    ns = dict.fromkeys(PARTS, 0.0)
     events = profiled.profiler.kineto_results.events()  # type: ignore[union-attr]
     kernel_ns = {event.correlation_id(): event.duration_ns() for event in events if _is_on(event, "CUDA")}
     launches = sorted(
@@ -157,16 +139,12 @@ def _device_ns_by_part(profiled: profile) -> dict[str, int]:
         if _is_on(event, "CPU") and event.correlation_id() in kernel_ns and event.name().startswith("cu")
     )
     starts = [start for start, _ in launches]
-    for event in _ranges(profiled):
-        first, last = (bisect_left(starts, ns) for ns in (event.start_ns(), event.start_ns() + event.duration_ns()))
-        ns[event.name()] += sum(duration for _, duration in launches[first:last])
-    return ns
-
-
-def _ranges(profiled: profile) -> Iterator[Any]:
-    for event in profiled.profiler.kineto_results.events():  # type: ignore[union-attr]
+    for event in events:
         if event.name() in PARTS and _is_on(event, "CPU"):
-            yield event
+            end_ns = event.start_ns() + event.duration_ns()
+            first, last = (bisect_left(starts, moment) for moment in (event.start_ns(), end_ns))
+            ns[event.name()] += sum(duration for _, duration in launches[first:last])
+    return ns
 
 
 def _is_on(event: Any, device: str) -> bool:

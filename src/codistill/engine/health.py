@@ -5,7 +5,6 @@ it. ``Recovery`` acts on what was left out at the end of every epoch. Axes: N ne
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -13,15 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from codistill.cohort import Cohort
 from codistill.networks.layers import BatchNorm2d
-
-
-@dataclass(frozen=True)
-class UpdateLimits:
-    """Which networks never learn, the gradient norms to clip to, and whether a skipped network stays frozen."""
-
-    frozen: frozenset[str]
-    clip_norms: Mapping[str, float]
-    freezes_skipped: bool
+from codistill.recipes.schema import Recipe
 
 
 class Health:
@@ -32,19 +23,21 @@ class Health:
     momentum, running statistics or average. Large values are finite: only NaN and infinities count.
     """
 
-    def __init__(self, cohort: Cohort, classifiers: Sequence[str], limits: UpdateLimits, device: torch.device) -> None:
+    def __init__(self, cohort: Cohort, classifiers: Sequence[str], recipe: Recipe, device: torch.device) -> None:
         owners = [classifier.partition("/")[0] for classifier in classifiers]
         self.names = tuple(dict.fromkeys([*owners, *cohort.members]))
         self.here = tuple(cohort.members)
         """The networks whose weights this process has; of the others it receives logits at most."""
-        self.freezes_skipped = limits.freezes_skipped
+        self.freezes_skipped = recipe.on_nonfinite == "freeze"
+        all_learning = recipe.graph.learning_networks
         row = {name: index for index, name in enumerate(self.names)}
         size = len(self.names)
         self._network_M = torch.tensor([row[owner] for owner in owners], device=device)
         self._elsewhere_NM = self._network_M != torch.arange(size, device=device)[:, None]
-        clips = [limits.clip_norms.get(name, torch.inf) for name in self.names]
-        self._clips_N = torch.tensor(clips, dtype=torch.float32, device=device) if limits.clip_norms else None
-        learning = [name for name in self.here if name not in limits.frozen]
+        clip_norms = {name: clip for name in all_learning if (clip := recipe.optimizer.clip_norm_for(name))}
+        clips = [clip_norms.get(name, torch.inf) for name in self.names]
+        self._clips_N = torch.tensor(clips, dtype=torch.float32, device=device) if clip_norms else None
+        learning = [name for name in self.here if name in all_learning]
         self._statistics = Statistics({row[name]: cohort.members[name] for name in learning}, device)
 
         self.participates_N = torch.ones(size, dtype=torch.bool, device=device)

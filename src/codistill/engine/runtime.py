@@ -87,9 +87,8 @@ def prepared(runtime: Runtime, *, sharded: bool = False) -> Iterator[Machine]:
 
     If CUDA was not initialised before the block, its random state is restored only if the block computes there.
     """
-    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    cudnn = torch.backends.cudnn
+    threads, cudnn = torch.get_num_threads(), torch.backends.cudnn
+    determinism = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     benchmark, benchmark_limit, tf32 = cudnn.benchmark, cudnn.benchmark_limit, cudnn.allow_tf32
     matmul_precision = torch.get_float32_matmul_precision()
     random_state = torch.get_rng_state()
@@ -102,7 +101,7 @@ def prepared(runtime: Runtime, *, sharded: bool = False) -> Iterator[Machine]:
         yield machine
     finally:
         torch.set_num_threads(threads)
-        _set_deterministic(deterministic, warn_only)
+        _set_deterministic(*determinism)
         cudnn.benchmark, cudnn.benchmark_limit, cudnn.allow_tf32 = benchmark, benchmark_limit, tf32
         torch.set_float32_matmul_precision(matmul_precision)
         torch.set_rng_state(random_state)

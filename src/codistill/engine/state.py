@@ -12,7 +12,7 @@ from codistill.cohort import Cohort, Member
 from codistill.data.batches import Draws
 from codistill.data.device import OnDevice
 from codistill.data.images import ImageData
-from codistill.engine.health import Health, UpdateLimits
+from codistill.engine.health import Health
 from codistill.engine.optim import MovingAverage, build_optimizers, optimizer_tensors
 from codistill.engine.peers import ALONE, Peers
 from codistill.engine.runtime import Machine
@@ -176,9 +176,7 @@ def prepare_training(
     average = MovingAverage(cohort, [name for name in learning if name in here], recipe.ema) if recipe.ema else None
     peers.adopt(cohort, average)
     optimizers = build_optimizers(recipe, cohort, machine, peers.local)
-    clip_norms = {name: clip for name in learning if (clip := recipe.optimizer.clip_norm_for(name))}
-    limits = UpdateLimits(frozenset(graph.frozen), clip_norms, freezes_skipped=recipe.on_nonfinite == "freeze")
-    health = Health(cohort, objective.classifiers, limits, machine.device)
+    health = Health(cohort, objective.classifiers, recipe, machine.device)
     health.guard(optimizers)
     training = Training(
         recipe=recipe,

@@ -54,13 +54,8 @@ class Family:
 
     def option_texts(self, name: str) -> dict[str, str] | None:
         """The options in ``name`` as text, or None if the name is not written like the pattern."""
-        pattern, words = self.pattern.split("-"), name.split("-")
-        if len(pattern) != len(words) or any(
-            expected != word for expected, word in zip(pattern, words, strict=True) if not expected.isupper()
-        ):
-            return None
-        texts = (word for expected, word in zip(pattern, words, strict=True) if expected.isupper())
-        return dict(zip(self.options, texts, strict=True))
+        match = re.fullmatch(re.sub("[A-Z]+", "([^-]*)", self.pattern), name)
+        return dict(zip(self.options, match.groups(), strict=True)) if match else None
 
 
 FAMILIES = (
@@ -245,7 +240,10 @@ def outline(network: str, available: Mapping[str, int], exits: Iterable[str]) ->
     names = tuple(exits)
     for name in names:
         if name not in available:
-            raise _unknown_exit(network, name, available)
+            error = unknown(f"exit of {network}", name, available)
+            # Only the exits of other libraries' networks are named by their C-number.
+            hint = "; modules are named behind @, as in timm:resnet18@layer2" if "c2" in available else ""
+            raise ValueError(f"{error}{hint}")
         if names.count(name) > 1:
             raise ValueError(f"{network}: exit {name!r} is named twice; name it once")
     return {"final": 1, **{name: stage for name, stage in available.items() if name in names}}
@@ -253,13 +251,6 @@ def outline(network: str, available: Mapping[str, int], exits: Iterable[str]) ->
 
 def _help(families: Iterable[Family]) -> str:
     return "; ".join(family.help for family in families)
-
-
-def _unknown_exit(network: str, name: str, available: Iterable[str]) -> ValueError:
-    error = unknown(f"exit of {network}", name, available)
-    if "c2" in available:  # only the exits of other libraries' networks are named by their C-number
-        return ValueError(f"{error}; modules are named behind @, as in timm:resnet18@layer2")
-    return error
 
 
 def _value(name: str, option: str, text: str) -> float:

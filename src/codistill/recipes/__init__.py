@@ -4,29 +4,16 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
-from codistill.recipes.catalogue import NAMES, ListedRecipe, describe, table
+from codistill.recipes.catalogue import NAMES, ListedRecipe, describe
 from codistill.recipes.changes import difference
 from codistill.recipes.errors import Problem, RecipeError
 from codistill.recipes.parse import SUFFIXES, apply, draft_of, dumps, load, loads
 from codistill.recipes.schema import Recipe
 
 __all__ = [
-    "NAMES",
-    "ListedRecipe",
-    "Problem",
-    "Recipe",
-    "RecipeError",
-    "apply",
-    "describe",
-    "difference",
-    "dumps",
-    "get",
-    "json_schema",
-    "load",
-    "loads",
-    "resolve",
-    "table",
-]
+    "NAMES", "ListedRecipe", "Problem", "Recipe", "RecipeError", "apply", "describe", "difference", "dumps",
+    "get", "json_schema", "load", "loads", "resolve",
+]  # fmt: skip
 
 
 def get(name: str, changes: Sequence[str] = ()) -> Recipe:

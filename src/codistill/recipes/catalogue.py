@@ -1,4 +1,4 @@
-"""The recipes that ship, one row each: what it trains, how it is built and what to type.
+"""The recipes that ship, one row each: what it trains, and how it is built.
 
 Sources are the tables of Yao & Sun (ECCV 2020); ``paper.py`` has their numbers. Milestones are shares of the training,
 so that a shorter one drops the learning rate as early in proportion. The ImageNet pairs are trained on
@@ -18,8 +18,6 @@ from codistill.recipes.schema import Augment, Cosine, Data, Evaluation, Heads, L
 
 # A placeholder for a file that only the user can name; a recipe that still has it is incomplete.
 TO_BE_GIVEN = "FILE"
-DCM = "method=dcm seed=1"
-IMAGENET_DCM = f"data.folder=FOLDER {DCM}"
 
 
 @dataclass(frozen=True)
@@ -29,12 +27,6 @@ class ListedRecipe:
     name: str
     title: str
     build: Callable[[], Recipe]
-    typed: str = "seed=1"
-    """The changes in its command."""
-    out: str = ""
-    """The run folder in its command; by default the recipe's name."""
-    first: str = ""
-    """A command that must run before."""
 
     @cached_property
     def recipe(self) -> Recipe:
@@ -44,13 +36,6 @@ class ListedRecipe:
     def summary(self) -> str:
         """What it trains, and the expected test error."""
         return self.title + paper.sentence(self.name)
-
-    @property
-    def commands(self) -> list[str]:
-        """The commands that train it, copy-pasteable."""
-        out = self.out or self.name.removeprefix("cifar100/").removeprefix("imagenet/").replace("/", "-")
-        command = f"codistill train {self.name} {self.typed} --out runs/{out}"
-        return [self.first, command] if self.first else [command]
 
 
 def quickstart() -> Recipe:
@@ -150,131 +135,81 @@ def kd_wrn_28_10_resnet_110() -> Recipe:
 
 
 DROPOUT = "wrn-28-10-dropout-0.3"
-TEACHER = "codistill train cifar100/wrn-28-10-twins method=independent seed=1 --out runs/teacher"
-TAUGHT = "start.teacher=runs/teacher/weights/a.safetensors seed=1"
 
-_ROWS = (
-    ListedRecipe(
-        "quickstart",
+_ROWS: dict[str, tuple[str, Callable[[], Recipe]]] = {
+    "quickstart": (
         "Two tiny WRN on 1,500 small Fashion-MNIST images of which half have a wrong label: teaching each other shows.",
         quickstart,
-        DCM,
     ),
     # Table 1: pairs on CIFAR-100; the last three pairs of twins are not in the paper.
-    ListedRecipe("cifar100/resnet-164-twins", "Two ResNet-164", lambda: resnet_twins("resnet-164"), DCM),
-    ListedRecipe("cifar100/wrn-28-10-twins", "Two WRN-28-10", wrn_twins, DCM),
-    ListedRecipe("cifar100/densenet-40-12-twins", "Two DenseNet-40-12", densenet_twins, DCM),
-    ListedRecipe(
-        "cifar100/wrn-28-10-resnet-110", "WRN-28-10 & ResNet-110", lambda: wrn_pair("wrn-28-10", "resnet-110"), DCM
-    ),
-    ListedRecipe("cifar100/wrn-28-10-wrn-28-4", "WRN-28-10 & WRN-28-4", lambda: wrn_pair("wrn-28-10", "wrn-28-4"), DCM),
-    ListedRecipe(
-        "cifar100/wrn-28-10-mobilenet", "WRN-28-10 & MobileNet", lambda: wrn_pair("wrn-28-10", "mobilenet"), DCM
-    ),
-    ListedRecipe("cifar100/wrn-28-10-dropout-twins", "Two WRN-28-10(+), dropout 0.3", lambda: wrn_twins(DROPOUT), DCM),
-    ListedRecipe("cifar100/wrn-28-4-twins", "Two WRN-28-4", lambda: wrn_twins("wrn-28-4"), DCM),
-    ListedRecipe("cifar100/resnet-110-twins", "Two ResNet-110", lambda: resnet_twins("resnet-110"), DCM),
-    ListedRecipe("cifar100/mobilenet-twins", "Two MobileNet", lambda: resnet_twins("mobilenet"), DCM),
+    "cifar100/resnet-164-twins": ("Two ResNet-164", lambda: resnet_twins("resnet-164")),
+    "cifar100/wrn-28-10-twins": ("Two WRN-28-10", wrn_twins),
+    "cifar100/densenet-40-12-twins": ("Two DenseNet-40-12", densenet_twins),
+    "cifar100/wrn-28-10-resnet-110": ("WRN-28-10 & ResNet-110", lambda: wrn_pair("wrn-28-10", "resnet-110")),
+    "cifar100/wrn-28-10-wrn-28-4": ("WRN-28-10 & WRN-28-4", lambda: wrn_pair("wrn-28-10", "wrn-28-4")),
+    "cifar100/wrn-28-10-mobilenet": ("WRN-28-10 & MobileNet", lambda: wrn_pair("wrn-28-10", "mobilenet")),
+    "cifar100/wrn-28-10-dropout-twins": ("Two WRN-28-10(+), dropout 0.3", lambda: wrn_twins(DROPOUT)),
+    "cifar100/wrn-28-4-twins": ("Two WRN-28-4", lambda: wrn_twins("wrn-28-4")),
+    "cifar100/resnet-110-twins": ("Two ResNet-110", lambda: resnet_twins("resnet-110")),
+    "cifar100/mobilenet-twins": ("Two MobileNet", lambda: resnet_twins("mobilenet")),
     # Table 2: pairs on ImageNet.
-    ListedRecipe(
-        "imagenet/resnet-18-twins", "Two ResNet-18", lambda: imagenet_pair("resnet-18", "resnet-18"), IMAGENET_DCM
-    ),
-    ListedRecipe("imagenet/mobilenetv2-twins", "Two MobileNetV2", mobilenetv2_twins, IMAGENET_DCM),
-    ListedRecipe(
-        "imagenet/resnet-50-resnet-18",
-        "ResNet-50 & ResNet-18",
-        lambda: imagenet_pair("resnet-50", "resnet-18"),
-        IMAGENET_DCM,
-    ),
+    "imagenet/resnet-18-twins": ("Two ResNet-18", lambda: imagenet_pair("resnet-18", "resnet-18")),
+    "imagenet/mobilenetv2-twins": ("Two MobileNetV2", mobilenetv2_twins),
+    "imagenet/resnet-50-resnet-18": ("ResNet-50 & ResNet-18", lambda: imagenet_pair("resnet-50", "resnet-18")),
     # Table 3: where the auxiliary classifiers are.
-    ListedRecipe(
-        "table3/independent", "WRN-28-10 twins, no auxiliary classifier and no transfer", _wrn(method="independent")
-    ),
-    ListedRecipe(
-        "table3/c4", "WRN-28-10 twins, DCM with C1 and C4 (after the stem)", _wrn(heads=Heads(exits=("stem",)))
-    ),
-    ListedRecipe(
-        "table3/c3", "WRN-28-10 twins, DCM with C1 and C3 (after stage 1)", _wrn(heads=Heads(exits=("stage1",)))
-    ),
-    ListedRecipe(
-        "table3/c2", "WRN-28-10 twins, DCM with C1 and C2 (after stage 2)", _wrn(heads=Heads(exits=("stage2",)))
-    ),
-    ListedRecipe(
-        "table3/c2c3",
+    "table3/independent": ("WRN-28-10 twins, no auxiliary classifier and no transfer", _wrn(method="independent")),
+    "table3/c4": ("WRN-28-10 twins, DCM with C1 and C4 (after the stem)", _wrn(heads=Heads(exits=("stem",)))),
+    "table3/c3": ("WRN-28-10 twins, DCM with C1 and C3 (after stage 1)", _wrn(heads=Heads(exits=("stage1",)))),
+    "table3/c2": ("WRN-28-10 twins, DCM with C1 and C2 (after stage 2)", _wrn(heads=Heads(exits=("stage2",)))),
+    "table3/c2c3": (
         "WRN-28-10 twins, DCM with C1, C2 and C3, the paper's choice",
         _wrn(heads=Heads(exits=("stage2", "stage1"))),
     ),
-    ListedRecipe(
-        "table3/c2c3c4",
+    "table3/c2c3c4": (
         "WRN-28-10 twins, DCM with C1, C2, C3 and C4",
         _wrn(heads=Heads(exits=("stage2", "stage1", "stem"))),
     ),
     # Table 4: the kind of auxiliary classifier.
-    ListedRecipe(
-        "table4/densenet-40-12-apfc",
+    "table4/densenet-40-12-apfc": (
         "DenseNet-40-12 twins, heads that only pool and classify",
         _densenet(heads=Heads(kind="apfc")),
     ),
-    ListedRecipe(
-        "table4/densenet-40-12-narrow",
+    "table4/densenet-40-12-narrow": (
         "DenseNet-40-12 twins, heads of half the growth",
         _densenet(heads=Heads(kind="narrow")),
     ),
-    ListedRecipe("table4/densenet-40-12-paper", "DenseNet-40-12 twins, the paper's default heads", densenet_twins),
-    ListedRecipe(
-        "table4/wrn-28-10-apfc", "WRN-28-10 twins, heads that only pool and classify", _wrn(heads=Heads(kind="apfc"))
-    ),
-    ListedRecipe(
-        "table4/wrn-28-10-narrow", "WRN-28-10 twins, heads of half the width", _wrn(heads=Heads(kind="narrow"))
-    ),
-    ListedRecipe("table4/wrn-28-10-paper", "WRN-28-10 twins, the paper's default heads", wrn_twins),
+    "table4/densenet-40-12-paper": ("DenseNet-40-12 twins, the paper's default heads", densenet_twins),
+    "table4/wrn-28-10-apfc": ("WRN-28-10 twins, heads that only pool and classify", _wrn(heads=Heads(kind="apfc"))),
+    "table4/wrn-28-10-narrow": ("WRN-28-10 twins, heads of half the width", _wrn(heads=Heads(kind="narrow"))),
+    "table4/wrn-28-10-paper": ("WRN-28-10 twins, the paper's default heads", wrn_twins),
     # Table 5: which transfers matter.
-    ListedRecipe("table5/independent", "DenseNet-40-12 twins, each alone", _densenet(method="independent")),
-    ListedRecipe("table5/dml", "DenseNet-40-12 twins, finals teach each other", _densenet(method="dml")),
-    ListedRecipe("table5/dml-ds", "DenseNet-40-12 twins, DML with deep supervision", _densenet(method="dml_ds")),
-    ListedRecipe("table5/dcm-1", "DenseNet-40-12 twins, same stages teach each other", _densenet(method="dcm_1")),
-    ListedRecipe("table5/dcm-2", "DenseNet-40-12 twins, different stages teach each other", _densenet(method="dcm_2")),
-    ListedRecipe("table5/dcm", "DenseNet-40-12 twins, all stages teach each other", densenet_twins),
+    "table5/independent": ("DenseNet-40-12 twins, each alone", _densenet(method="independent")),
+    "table5/dml": ("DenseNet-40-12 twins, finals teach each other", _densenet(method="dml")),
+    "table5/dml-ds": ("DenseNet-40-12 twins, DML with deep supervision", _densenet(method="dml_ds")),
+    "table5/dcm-1": ("DenseNet-40-12 twins, same stages teach each other", _densenet(method="dcm_1")),
+    "table5/dcm-2": ("DenseNet-40-12 twins, different stages teach each other", _densenet(method="dcm_2")),
+    "table5/dcm": ("DenseNet-40-12 twins, all stages teach each other", densenet_twins),
     # Table 6: deep supervision of one network.
-    ListedRecipe(
-        "table6/resnet-164",
+    "table6/resnet-164": (
         "One ResNet-164 under deep supervision alone",
         lambda: _supervised(resnet_twins("resnet-164")),
     ),
-    ListedRecipe(
-        "table6/densenet-40-12",
-        "One DenseNet-40-12 under deep supervision alone",
-        lambda: _supervised(densenet_twins()),
-    ),
-    ListedRecipe("table6/wrn-28-10", "One WRN-28-10 under deep supervision alone", lambda: _supervised(wrn_twins())),
-    ListedRecipe(
-        "table6/wrn-28-10-dropout",
+    "table6/densenet-40-12": ("One DenseNet-40-12 under deep supervision alone", lambda: _supervised(densenet_twins())),
+    "table6/wrn-28-10": ("One WRN-28-10 under deep supervision alone", lambda: _supervised(wrn_twins())),
+    "table6/wrn-28-10-dropout": (
         "One WRN-28-10(+), dropout 0.3, under deep supervision alone",
         lambda: _supervised(wrn_twins(DROPOUT)),
     ),
     # Table 7: wrong training labels.
-    ListedRecipe("table7/wrong-labels-20", "DenseNet-40-12 twins, CIFAR-10, 20 % wrong labels", _noisy(0.2), DCM),
-    ListedRecipe("table7/wrong-labels-50", "DenseNet-40-12 twins, CIFAR-10, 50 % wrong labels", _noisy(0.5), DCM),
-    ListedRecipe("table7/wrong-labels-80", "DenseNet-40-12 twins, CIFAR-10, 80 % wrong labels", _noisy(0.8), DCM),
-    ListedRecipe(
-        "kd/wrn-28-10-resnet-110",
-        "A trained, frozen WRN-28-10 teaches ResNet-110",
-        kd_wrn_28_10_resnet_110,
-        TAUGHT,
-        out="kd",
-        first=TEACHER,
-    ),
-)
-RECIPES = {row.name: row for row in _ROWS}
+    "table7/wrong-labels-20": ("DenseNet-40-12 twins, CIFAR-10, 20 % wrong labels", _noisy(0.2)),
+    "table7/wrong-labels-50": ("DenseNet-40-12 twins, CIFAR-10, 50 % wrong labels", _noisy(0.5)),
+    "table7/wrong-labels-80": ("DenseNet-40-12 twins, CIFAR-10, 80 % wrong labels", _noisy(0.8)),
+    "kd/wrn-28-10-resnet-110": ("A trained, frozen WRN-28-10 teaches ResNet-110", kd_wrn_28_10_resnet_110),
+}
+RECIPES = {name: ListedRecipe(name, *row) for name, row in _ROWS.items()}
 NAMES = tuple(RECIPES)
 
 
 def describe() -> list[ListedRecipe]:
     """All entries, in the paper's order."""
-    return list(_ROWS)
-
-
-def table() -> str:
-    """The catalogue as the Markdown table of docs/recipes.md."""
-    rows = [f"| `{entry.name}` | {entry.recipe.length.epochs} | {entry.summary} |" for entry in describe()]
-    return "\n".join(["| recipe | epochs | what it trains, and the expected test error |", "|---|---|---|", *rows])
+    return list(RECIPES.values())

@@ -60,7 +60,7 @@ class Draft:
         for path, value in sorted(steps, key=lambda step: step[0][1:] != ("kind",)):
             values = _with_kind(values, path[0], value) if path[1:] == ("kind",) else values
             values = _assigned(values, path, value)
-        kept = {place: words for place, words in self.places.items() if not _is_set(place, assignments)}
+        kept = {p: words for p, words in self.places.items() if not any(p[: len(path)] == path for path in assignments)}
         return Draft(values, {**kept, **places}, self.source)
 
 
@@ -185,10 +185,6 @@ def _conflicts(path: tuple[str, ...], value: object, given: Mapping[tuple[str, .
             yield Problem(
                 typed(inner), f"conflicts with {typed(outer)}, which contains it; give only one", COMMAND_LINE
             )
-
-
-def _is_set(place: Path, assignments: Mapping[tuple[str, ...], object]) -> bool:
-    return any(place[: len(path)] == path for path in assignments)
 
 
 def _spread(path: tuple[str, ...], value: object) -> Iterator[tuple[tuple[str, ...], object]]:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from markupsafe import Markup
 
@@ -76,15 +76,8 @@ class Chart(Block):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the chart for the page's script."""
-        return {
-            "id": self.id,
-            "title": self.title,
-            "x": asdict(self.x),
-            "y": asdict(self.y),
-            "series": [series.to_dict() for series in self.series],
-            "points": self.points,
-            "diagonal": self.diagonal,
-        }
+        drawn = {key: value for key, value in asdict(self).items() if key != "words"}
+        return {**drawn, "series": [series.to_dict() for series in self.series]}
 
     def summary(self) -> str:
         """Return the chart as a sentence: the last values of its series, or their ranges."""
@@ -138,10 +131,7 @@ class Matrix(Block):
     """Format of the numbers."""
     lightest: float | None = None
     """The value without shade; None for the smallest value."""
-
-    @property
-    def is_wide(self) -> bool:
-        return False
+    is_wide: ClassVar[bool] = False
 
     def cells(self) -> list[tuple[str, list[tuple[str, float | None, int]]]]:
         """Return text, value and shade (0 to 100) of every cell, by row."""
@@ -177,10 +167,7 @@ class Drawing(Block):
     title: str
     svg: Markup
     words: str = ""
-
-    @property
-    def is_wide(self) -> bool:
-        return False
+    is_wide: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from codistill.recipes.schema import Recipe
 from codistill.report.read import FoundRuns, SeenRun, find
 from codistill.studies import catalogue
 from codistill.studies.analysis import StudyTables, build_tables, training_differences
-from codistill.studies.published import Setting, setting_of
+from codistill.studies.published import setting_of
 from codistill.studies.study import METHOD_LABELS, PaperNumbers, Study, StudyRow, cohort_title, slug
 from codistill.studies.tables import Table
 
@@ -150,7 +150,10 @@ def _studies() -> tuple[Study, ...]:
 def known_study(recipes: Sequence[Recipe]) -> Study | None:
     """Return the smallest study of the catalogue with a row for every recipe, all with the same overrides."""
     for study in _studies():
-        matches = [_rows_by_setting(study, recipe) for recipe in recipes]
+        matches = [  # the rows that each recipe can belong to, by its deviations from the row; of several the first
+            {setting: row for row in reversed(study.rows) if (setting := setting_of(row, recipe)) is not None}
+            for recipe in recipes
+        ]
         for setting in set.intersection(*(set(match) for match in matches)):
             rows = tuple(match[setting] for match in matches)
             if len({row.key for row in rows}) == len(rows):
@@ -158,15 +161,6 @@ def known_study(recipes: Sequence[Recipe]) -> Study | None:
                 contrasts = tuple(pair for pair in study.contrasts if labels.issuperset(pair))
                 return replace(study, rows=rows, contrasts=contrasts)
     return None
-
-
-def _rows_by_setting(study: Study, recipe: Recipe) -> dict[Setting, StudyRow]:
-    """Return the rows that a recipe can belong to, by its deviations from the row."""
-    found: dict[Setting, StudyRow] = {}
-    for row in study.rows:
-        if (setting := setting_of(row, recipe)) is not None:
-            found.setdefault(setting, row)
-    return found
 
 
 def _own_study(firsts: Sequence[SeenRun]) -> Study:

@@ -8,7 +8,7 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup
 
 import codistill
@@ -17,7 +17,7 @@ from codistill.report.blocks import Block, Chart, Drawing, Fold, Matrix, Section
 from codistill.report.overview import Entry, Overview, read_overview
 from codistill.runs.files import write_atomically
 from codistill.studies.tables import Table, format_cell
-from codistill.transfer.drawing import summary
+from codistill.transfer.drawing import summary, template_environment
 from codistill.transfer.graph import LABELS
 
 PATIENCE_S = 20.0  # default time limit for classifying test images
@@ -167,13 +167,7 @@ def _flat(blocks: tuple[Block, ...]) -> Iterator[Block]:
 
 @cache
 def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("codistill.report", "templates"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        autoescape=True,
-    )
+    environment = template_environment("codistill.report")
     environment.filters["shown"] = format_cell
     environment.globals["numeric"] = _number_columns
     environment.globals["lay_out"] = lay_out

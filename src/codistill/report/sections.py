@@ -191,7 +191,7 @@ def repeat_blocks(seen: Overview) -> Iterator[Block]:
     if len(seen.entries) > 1:
         yield Grid(_differences(seen))
     for entry in seen.entries:
-        typed = "\n".join(_typed(run) for run in entry.runs.values())
+        typed = "\n".join(shlex.join(run.environment.command or []) for run in entry.runs.values())
         blocks: tuple[Block, ...] = (
             Code("Recipe", recipes.dumps(entry.recipe)),
             Grid(_environment(entry)),
@@ -242,10 +242,6 @@ def _version(run: SeenRun) -> str:
     facts = run.environment
     words = [word for word in (facts.codistill, facts.commit) if word]
     return (" ".join(words) or "unknown") + (" with changes" if facts.commit and facts.dirty else "")
-
-
-def _typed(run: SeenRun) -> str:
-    return shlex.join(run.environment.command or [])
 
 
 def _fact(value: object) -> str | None:

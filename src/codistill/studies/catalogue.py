@@ -276,15 +276,3 @@ def get(name: str) -> Study:
     if name not in STUDIES:
         raise unknown("study", name, NAMES)
     return STUDIES[name]()
-
-
-def to_markdown() -> str:
-    """The catalogue as the Markdown table of docs/reproduce.md."""
-    studies = [get(name) for name in NAMES]
-    lines = [f"| `{study.name}` | {study.title} | {len(study.rows)} | {_seeds(study)} |" for study in studies]
-    return "\n".join(["| study | what it shows | rows | seeds |", "|---|---|---:|---:|", *lines])
-
-
-def _seeds(study: Study) -> str:
-    seeds = study.seed_range()
-    return f"{seeds[0]} … {seeds[-1]}" if len(seeds) > 1 else str(seeds[0])

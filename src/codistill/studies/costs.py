@@ -14,7 +14,6 @@ from codistill.recipes.datasets import NUMBERS
 from codistill.runs.result import Result
 
 if TYPE_CHECKING:
-    from codistill.cohort import Cohort
     from codistill.networks.cost import Cost
 
 IMAGENET_CLASSES = 1000
@@ -100,7 +99,7 @@ def count_costs(recipe: Recipe) -> dict[str, NetworkCost]:
     import torch
 
     from codistill.engine.state import cohort_of
-    from codistill.networks.cost import Cost, cost
+    from codistill.networks.cost import BATCH, Cost, cost
 
     seen, learning = sizes(recipe) or assumed_sizes(recipe), recipe.graph.learning_networks
     channels, height, width = seen.shape
@@ -108,30 +107,19 @@ def count_costs(recipe: Recipe) -> dict[str, NetworkCost]:
         cohort = cohort_of(recipe, seen.classes, channels, image_size=(height, width))
     costs = {}
     for name, member in cohort.members.items():
-        plan = _plan_heads(cohort, name, seen.shape)
+        with torch.no_grad():
+            features = member.backbone.features(torch.empty(BATCH, *seen.shape, device="meta"))
+        places = {place.name: place for place in member.backbone.exits}
+        plan = {}
+        for exit_name, head in member.heads.items():
+            place, inside = places[exit_name], tuple(features[exit_name].shape[1:])
+            made_of = cohort.head_descriptions[f"{name}/{exit_name}"]
+            plan[exit_name] = HeadPlan(place.stage, place.path or exit_name, inside, made_of, cost(head, inside))
         parts = [head.cost for head in plan.values()]
         heads = Cost(sum(part.parameters for part in parts), sum(part.flops for part in parts))
         plain = cost(member.get_submodule("backbone"), seen.shape)
         costs[name] = NetworkCost(recipe.networks[name], plain, heads, name in learning, plan)
     return costs
-
-
-def _plan_heads(cohort: "Cohort", name: str, shape: tuple[int, int, int]) -> dict[str, HeadPlan]:
-    """Return the heads of a network of a cohort on the meta device, by exit."""
-    import torch
-
-    from codistill.networks.cost import BATCH, cost
-
-    member = cohort.members[name]
-    with torch.no_grad():
-        features = member.backbone.features(torch.empty(BATCH, *shape, device="meta"))
-    places = {place.name: place for place in member.backbone.exits}
-    plan = {}
-    for exit_name, head in member.heads.items():
-        place, inside = places[exit_name], tuple(features[exit_name].shape[1:])
-        made_of = cohort.head_descriptions[f"{name}/{exit_name}"]
-        plan[exit_name] = HeadPlan(place.stage, place.path or exit_name, inside, made_of, cost(head, inside))
-    return plan
 
 
 def training_flops(recipe: Recipe) -> int | None:

@@ -4,13 +4,13 @@ import csv
 import io
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from html import escape
 from typing import Any
 
 from rich.table import Table as RichTable
 from rich.text import Text
 
 from codistill.studies.statistics import Interval, Summary
+from codistill.transfer.drawing import template_environment
 
 Cell = str | int | float | Summary | Interval | None
 """None is an empty cell. A float is shown with two digits or more, a Summary as mean(std)."""
@@ -78,19 +78,8 @@ class Table:
 
     def _repr_html_(self) -> str:
         """HTML for notebooks. All text is escaped: names of rows and runs come from users."""
-        head = self._html_row("th", self.columns)
-        body = "".join(self._html_row("td", map(format_cell, row)) for row in self.rows)
-        caption = f"<caption>{escape(self.title)}</caption>"
-        notes = "".join(f"<li>{escape(note)}</li>" for note in self.notes)
-        table = f"<table>{caption}<thead>{head}</thead><tbody>{body}</tbody></table>"
-        return table + (f"<ul>{notes}</ul>" if notes else "")
-
-    def _html_row(self, tag: str, texts: Iterable[str]) -> str:
-        cells = (
-            f'<{tag} style="text-align: {"right" if is_number else "left"}">{escape(text)}</{tag}>'
-            for is_number, text in zip(self._are_numbers(), texts, strict=True)
-        )
-        return f"<tr>{''.join(cells)}</tr>"
+        template = template_environment("codistill.studies").get_template("table.html.jinja")
+        return template.render(table=self, are_numbers=self._are_numbers(), format_cell=format_cell)
 
     def _are_numbers(self) -> list[bool]:
         return [

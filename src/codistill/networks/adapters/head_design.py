@@ -5,7 +5,6 @@ the head has all of its blocks at twice the width; if more follow, it has half o
 least two of the last. A part that cannot be made wider keeps its width: a ViT's attention depends on it.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -26,14 +25,6 @@ Row = list[Call]  # blocks of one class, one after the other
 Kinds = set[type[nn.Module]]
 
 
-class HeadDesign(ABC):
-    """A head before it is built; ``str`` describes what it is made of."""
-
-    @abstractmethod
-    def build(self, network: nn.Module, num_classes: int) -> nn.Module:
-        """Builds the head out of ``network``, which must not be used afterwards."""
-
-
 @dataclass(frozen=True)
 class Part:
     """What a head takes over: some blocks of a row, or all of a stage without rows of blocks."""
@@ -48,7 +39,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class LaterStages(HeadDesign):
+class LaterStages:
     """The part behind the module ``path``, without some of its blocks, and wider or narrower."""
 
     path: str
@@ -73,7 +64,7 @@ class LaterStages(HeadDesign):
 
 
 @dataclass(frozen=True)
-class Pooled(HeadDesign):
+class Pooled:
     """The paper's APFC: average pooling to a grid and one linear layer. Tokens are averaged into one."""
 
     input: Shape
@@ -87,6 +78,10 @@ class Pooled(HeadDesign):
             return nn.Sequential(MeanOfTokens(), nn.Linear(width, num_classes))
         first = [ChannelsFirst()] if is_channels_last(self.input) else []
         return nn.Sequential(*first, *apfc(width, num_classes))
+
+
+HeadDesign = LaterStages | Pooled
+"""A head before it is built out of a network, which must not be used afterwards; ``str`` says what it is made of."""
 
 
 class ChannelsFirst(nn.Module):

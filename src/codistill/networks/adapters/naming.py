@@ -57,8 +57,8 @@ def parse_library_name(name: str) -> LibraryName:
     described, at, modules = name.partition("@")
     library, _, rest = described.partition(":")
     model, colon, settings = rest.partition(":")
-    if model.partition(".")[2]:
-        plain = model.partition(".")[0]
+    plain, _, tag = model.partition(".")
+    if tag:
         raise ValueError(
             f"{name}: weights are never downloaded, so a name has no tag; write {library}:{plain}, and begin from a "
             f"file with start.NETWORK=FILE"
