@@ -289,7 +289,7 @@ def test_a_result_without_its_networks_errors_is_no_result(tmp_path: Path, damag
     first = StudyCall(tmp_path / "out", seeds=1)
     file = first.runs[0] / "result.json"
     write_sealed(file, {**json.loads(file.read_text()), "networks": damage})
-    with pytest.raises(ValueError, match=r"result\.json is not a run's result"):
+    with pytest.raises(ValueError, match=r"result\.json: networks"):
         StudyCall(tmp_path / "out", seeds=1)
 
 
@@ -299,7 +299,7 @@ def test_an_error_that_is_no_number_is_no_result(tmp_path: Path) -> None:
     content = json.loads(file.read_text())
     content["networks"]["b"]["last"]["top1_error"] = "few"
     write_sealed(file, content)
-    with pytest.raises(ValueError, match=r"result\.json is not a run's result .*few"):
+    with pytest.raises(ValueError, match=r"result\.json: networks\.b\.last\.top1_error: must be a number, not 'few'"):
         StudyCall(tmp_path / "out", seeds=1)
 
 
