@@ -45,7 +45,7 @@ def _graph_problems(recipe: "Recipe") -> Iterator[Contradiction]:
             return
         culprit = ("edges",)
         method.reweighted(recipe.edges)
-        culprit = ("transfer", "end")
+        culprit = ("transfer", "begin" if recipe.transfer.end == 1 else "end")
         graph = recipe.graph
     except ValueError as error:
         yield Contradiction(culprit, str(error), frozenset(about))

@@ -112,9 +112,9 @@ class Ramp:
 
     def done(self, progress: float) -> float:
         """The fraction of the ramp that is done, as a multiple of 2^-24, which float32 on a device holds exactly."""
-        if progress >= self.end:
-            return 1.0
-        return round(max(0.0, progress - self.begin) / (self.end - self.begin) * 2**24) / 2**24
+        if not self.begin < progress < self.end:
+            return float(progress >= self.end)
+        return round((progress - self.begin) / (self.end - self.begin) * 2**24) / 2**24
 
 
 @dataclass(frozen=True, init=False)
@@ -244,7 +244,7 @@ class TransferGraph:
             )
             return graph.replace(ramp=Ramp(initial, begin, end))
         if (begin, end) != (0, 1):
-            raise ValueError("begin and end are those of a ramp; give initial_share=0, or an initial_scale, as well")
+            raise ValueError("begin and end are those of a ramp; give an initial_share or initial_scale too, as in initial_share=0")
         return graph
 
     def _rescaled(self, share: float | None, scale: float | None) -> "TransferGraph":
