@@ -81,7 +81,7 @@ def shares(graph: "TransferGraph") -> dict[str, tuple[str, str]]:
 
 
 def _change(first: float, last: float) -> str:
-    return f"{last:.3g}" if first == last else f"{first:.3g} → {last:.3g}"
+    return " → ".join(dict.fromkeys((f"{first:.3g}", f"{last:.3g}")))
 
 
 def _count(number: int, noun: str) -> str:
