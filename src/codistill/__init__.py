@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from codistill.studies.costs import count_costs
     from codistill.trackers import TrackerSink
     from codistill.transfer import methods
-    from codistill.transfer.graph import Outline, Transfer, TransferGraph
+    from codistill.transfer.graph import Outline, Ramp, Transfer, TransferGraph
     from codistill.transfer.objective import Objective
 
     __version__: str
@@ -30,6 +30,7 @@ __all__ = [
     "Cohort",
     "Objective",
     "Outline",
+    "Ramp",
     "Recipe",
     "TrackerSink",
     "Transfer",
@@ -51,6 +52,7 @@ _MODULES = {
     "Cohort": "codistill.cohort",
     "Objective": "codistill.transfer.objective",
     "Outline": "codistill.transfer.graph",
+    "Ramp": "codistill.transfer.graph",
     "Recipe": "codistill.recipes.schema",
     "TrackerSink": "codistill.trackers",
     "Transfer": "codistill.transfer.graph",

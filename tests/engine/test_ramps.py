@@ -37,5 +37,6 @@ def test_every_step_has_the_weights_of_its_place_in_the_training(
 
 def test_the_methods_own_share_changes_no_bit_and_another_does(tmp_path: Path) -> None:
     changes = {"own": {}, "typed": {"share": 0.75, "scale": 4.0}, "other": {"share": 0.5}}
-    found = {name: checksums(train(tiniest_recipe(transfer=change), tmp_path / name)) for name, change in changes.items()}
+    runs = {name: train(tiniest_recipe(transfer=change), tmp_path / name) for name, change in changes.items()}
+    found = {name: checksums(run) for name, run in runs.items()}
     assert found["typed"] == found["own"] != found["other"]

@@ -119,11 +119,11 @@ BAD = {
     "no scale": (["transfer.initial_scale=0"], "transfer.initial_scale: must be greater than 0, not 0"),
     "ends before it begins": (
         ["transfer.initial_share=0", "transfer.begin=0.5", "transfer.end=0.3"],
-        "command line: transfer.end: ramp from begin=0.5 to end=0.3: must be fractions of the training, 0 <= begin <= end",
+        "command line: transfer.end: ramp from begin=0.5 to end=0.3: must be fractions of the training, 0 <= begin",
     ),
     "begins with nothing": (
         ["transfer.share=0.5", "transfer.begin=0.5"],
-        "command line: transfer.begin: begin and end are those of a ramp; give an initial_share or initial_scale too",
+        "command line: transfer.begin: begin and end are those of a ramp; give an initial_share too",
     ),
     "alias": (["heads.exits=[*a]"], "heads.exits: anchors and aliases"),
 }

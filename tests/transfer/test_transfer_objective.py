@@ -117,30 +117,30 @@ def test_shares_and_ramps_equal_their_definition_and_the_per_edge_form(
     sum(terms.values(), torch.zeros(())).backward()
 
     done = 1.0 if progress >= end else float(np.interp(progress, [begin, end], [0.0, 1.0]))
-    done = np.round(done * 2**24) / 2**24  # float32 on a device has no finer steps
-    ends = ((1 - done, [one if one is not None else other for one, other in zip(first, last, strict=True)]), (done, last))
+    done = round(done * 2**24) / 2**24  # float32 on a device has no finer steps
+    initial = [last[n] if one is None else one for n, one in enumerate(first)]
     total = 0.0
     for classifier in graph.classifiers:
-        name, gradient = classifier.name, np.zeros((3, 4))
+        name, expected = classifier.name, np.zeros((3, 4))
         label = graph.labels.get(name, 0.0)
         taught = {edge.source: edge.weight for edge in graph.transfers if edge.learner == name}
-        scale_now = label + sum(taught.values())
-        for part_of_end, (share, scale) in ends if scale_now else ():
-            has_both = bool(label and taught)
-            value, slope = paper.learn(
+        both, sums = label and taught, label + sum(taught.values())
+        for fraction, (share, scale) in ((1 - done, initial), (done, last)) if sums else ():
+            value, gradient = paper.learn(
                 logits[name].numpy(),
                 np.eye(4)[labels.numpy()],
                 [logits[source].numpy() for source in taught],
                 np.array(list(taught.values())) / (sum(taught.values()) or 1.0),
-                share=share if has_both and share is not None else sum(taught.values()) / scale_now,
-                scale=scale if has_both and scale is not None else scale_now,
+                share=share if both and share is not None else sum(taught.values()) / sums,
+                scale=scale if both and scale is not None else sums,
                 temperature=graph.temperature,
                 t_squared=graph.t_squared,
             )
-            total += part_of_end * value
-            gradient += part_of_end * slope
+            total += fraction * value
+            expected += fraction * gradient
         for found in (ours[name].grad, theirs[name].grad):
-            np.testing.assert_allclose(np.zeros((3, 4)) if found is None else found.numpy(), gradient, rtol=0, atol=1e-11)
+            gradient = np.zeros((3, 4)) if found is None else found.numpy()
+            np.testing.assert_allclose(gradient, expected, rtol=0, atol=1e-11)
     assert loss.total.item() == pytest.approx(total, abs=1e-11)
 
 

@@ -152,9 +152,7 @@ class Transfers(Settings):
 class Augment(Settings):
     pad: Annotated[int, Field(ge=0)] = Field(4, description="pixels added on every side before the random crop")
     crop: Count | None = Field(None, description="side of the random crop, the centre's at test; null: the image's own")
-    random_resized_crop: Share = Field(
-        0.0, description="smallest share of the image; 0: off"
-    )
+    random_resized_crop: Share = Field(0.0, description="smallest share of the image; 0: off")
     padding: Literal["zero", "reflect"] = Field(
         "zero", description="what is padded with: black, or the mirrored border"
     )

@@ -146,7 +146,7 @@ def divergences(entry: Entry, prefix: str) -> Chart | None:
     for edge in graph.transfers:
         curves = [run.curve("terms", edge.name) for run in entry.runs.values()]
         scaled = [
-            {epoch: value / (weight * factor) for epoch, value in curve.items() if (weight := weights(epoch)[edge.name])}
+            {epoch: value / (mean * factor) for epoch, value in curve.items() if (mean := weights(epoch)[edge.name])}
             for curve in curves
         ]
         colour = routes.index(_exits(edge.source, edge.learner))

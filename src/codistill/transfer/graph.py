@@ -94,9 +94,9 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Ramp:
-    """A graph's weights begin as those of ``initial`` and change linearly to its own between two fractions of a training.
+    """Lets a graph's weights begin as those of ``initial`` and change linearly to its own between two fractions.
 
-    An edge that only one of the two graphs has fades in or out.
+    They are fractions of a training. An edge that only one of the two graphs has fades in or out.
     """
 
     initial: "TransferGraph" = field(repr=False)
@@ -146,8 +146,8 @@ class TransferGraph:
         if not (_is_number(temperature) and 0 < temperature < math.inf):
             raise ValueError(f"temperature {temperature!r}: must be a finite number above 0; 1 changes nothing")
         if ramp is not None:
-            alike = {"outline": outline, "temperature": temperature, "t_squared": t_squared, "ramp": None}
-            ramp = replace(ramp, initial=replace(ramp.initial, **alike))
+            alike = ramp.initial.replace(outline=outline, temperature=temperature, t_squared=t_squared, ramp=None)
+            ramp = replace(ramp, initial=alike)
         vars(self).update(
             outline=outline,
             labels=MappingProxyType(_labels_in_order(outline, labels, ramp.initial.labels if ramp else ())),
@@ -244,7 +244,7 @@ class TransferGraph:
             )
             return graph.replace(ramp=Ramp(initial, begin, end))
         if (begin, end) != (0, 1):
-            raise ValueError("begin and end are those of a ramp; give an initial_share or initial_scale too, as in initial_share=0")
+            raise ValueError("begin and end are those of a ramp; give an initial_share too, as in initial_share=0")
         return graph
 
     def _rescaled(self, share: float | None, scale: float | None) -> "TransferGraph":

@@ -76,7 +76,7 @@ class Objective(nn.Module):
             self.register_buffer("ramp_done", torch.tensor(graph.ramp.done(0.0), dtype=torch.float32), persistent=False)
 
     def _register(self, name: str, weights: Mapping[str, float]) -> None:
-        """Two float32 that sum to the float64: MPS has no float64, but a float64 computation needs all digits of 0.1."""
+        # Two float32 that sum to the float64: MPS has no float64, but a float64 computation needs all digits of 0.1.
         factor = self.graph.temperature**2 if self.graph.t_squared else 1.0
         factors = [1.0] * len(self.graph.labels) + [factor] * len(self.graph.transfers)
         values = [times * weights.get(edge, 0.0) for times, edge in zip(factors, self.names, strict=True)]
