@@ -33,6 +33,7 @@ def test_every_public_name_is_what_it_says() -> None:
         "TrackerSink": "codistill.trackers",
         "Objective": "codistill.transfer.objective",
         "Outline": "codistill.transfer.graph",
+        "Ramp": "codistill.transfer.graph",
         "Recipe": "codistill.recipes.schema",
         "Transfer": "codistill.transfer.graph",
         "TransferGraph": "codistill.transfer.graph",

@@ -83,9 +83,9 @@ def test_a_recipe_has_the_share_and_the_ramp_that_it_names() -> None:
     dcm = BASE.graph
     assert recipes.apply(BASE, ["transfer.share=0.5", "transfer.scale=2"]).graph == dcm.with_share(0.5, scale=2)
     changes = ["transfer.initial_scale=1", "transfer.initial_share=0", "transfer.begin=0.1", "transfer.end=0.6"]
-    ramped = recipes.apply(BASE, [*changes, "temperature=3", "edges.a/final->b/final=2"]).graph
+    ramped = recipes.apply(BASE, ["transfer.share=0.4", *changes, "temperature=3", "edges.a/final->b/final=2"]).graph
     edited = dcm.replace(temperature=3.0).reweighted({"a/final->b/final": 2})
-    assert ramped == edited.with_share(initial_share=0.0, initial_scale=1.0, begin=0.1, end=0.6)
+    assert ramped == edited.with_share(0.4, initial_share=0.0, initial_scale=1.0, begin=0.1, end=0.6)
     alone = recipes.apply(BASE, ["method=independent", "transfer.share=0.5"])
     assert set(alone.graph.shares.values()) == {0.0}
 
