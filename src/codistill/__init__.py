@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from codistill.studies.costs import count_costs
     from codistill.trackers import TrackerSink
     from codistill.transfer import methods
-    from codistill.transfer.graph import Outline, Transfer, TransferGraph
+    from codistill.transfer.graph import Outline, Ramp, Transfer, TransferGraph
     from codistill.transfer.objective import Objective
 
     __version__: str
 
 __all__ = [
-    "Cohort", "Objective", "Outline", "Recipe", "TrackerSink", "Transfer", "TransferGraph", "__version__",
+    "Cohort", "Objective", "Outline", "Ramp", "Recipe", "TrackerSink", "Transfer", "TransferGraph", "__version__",
     "build_report", "count_costs", "export_network", "from_datasets", "methods", "predict", "read_overview",
     "read_weights", "recipes", "train",
 ]  # fmt: skip
@@ -36,6 +36,7 @@ _MODULES = {
     "Cohort": "codistill.cohort",
     "Objective": "codistill.transfer.objective",
     "Outline": "codistill.transfer.graph",
+    "Ramp": "codistill.transfer.graph",
     "Recipe": "codistill.recipes.schema",
     "TrackerSink": "codistill.trackers",
     "Transfer": "codistill.transfer.graph",

@@ -105,6 +105,16 @@ def test_text_has_the_whole_recipe_then_costs_then_the_matrix(codistill: Codisti
     assert "│ a  wrn-10-1 │" in text
 
 
+def test_each_learners_share_and_scale_are_shown(codistill: Codistill) -> None:
+    changes = ("transfer.share=0.5", "transfer.initial_share=0.25", "transfer.end=0.5")
+    text = codistill("show", "quickstart", *changes).stdout
+    assert [line.split()[-4:] for line in text.splitlines() if line.startswith("b/")] == [["0.25", "→", "0.5", "4"]] * 3
+    assert "weights ramped between 0% and 50% of the training" in text
+    seen = shown(codistill, "quickstart", "method=dml")
+    assert seen["shares"] == {"a/final": 0.5, "b/final": 0.5}
+    assert seen["scales"] == {"a/final": 2.0, "b/final": 2.0}
+
+
 def test_inputs_are_those_of_the_data() -> None:
     data = embedded.read()
     fashion = sizes(get("quickstart", ["data.image_size=null"]))

@@ -26,13 +26,14 @@ def test_importing_imports_no_torch() -> None:
 
 
 def test_every_public_name_is_what_it_says() -> None:
-    assert len(codistill.__all__) == 18
+    assert len(codistill.__all__) == 19
     assert dir(codistill) == sorted(codistill.__all__)
     places = {
         "Cohort": "codistill.cohort",
         "TrackerSink": "codistill.trackers",
         "Objective": "codistill.transfer.objective",
         "Outline": "codistill.transfer.graph",
+        "Ramp": "codistill.transfer.graph",
         "Recipe": "codistill.recipes.schema",
         "Transfer": "codistill.transfer.graph",
         "TransferGraph": "codistill.transfer.graph",

@@ -14,6 +14,7 @@ from support.runs import checksums, train
 from support.tiny import tiniest_recipe
 
 STEPS = 6  # 70 images in batches of 32, the last one short, two epochs
+RAMP = {"share": 0.6, "initial_share": 0.0, "initial_scale": 1.0, "begin": 0.1, "end": 0.9}
 ASKED = STEPS + 2  # and the one batch of an evaluation after each epoch
 
 
@@ -87,6 +88,23 @@ def test_another_seed_ends_elsewhere(uninterrupted: dict[str, str], tmp_path: Pa
     assert in_new_process(train, tiniest_recipe(seed=4), out) == 0
     differing = {name for name, checksum in checksums(out).items() if checksum != uninterrupted[name]}
     assert differing == set(uninterrupted)
+
+
+@pytest.mark.parametrize("time", [2, 6])
+def test_a_ramp_goes_on_where_it_was(time: int, ramped: dict[str, str], tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert in_new_process(stop_when_asked, time, tiniest_recipe(transfer=RAMP), out) == 0
+    assert not (out / "result.json").exists()
+    assert in_new_process(train, tiniest_recipe(transfer=RAMP), out) == 0
+    assert checksums(out) == ramped
+
+
+@pytest.fixture(scope="module")
+def ramped(tmp_path_factory: pytest.TempPathFactory, uninterrupted: dict[str, str]) -> dict[str, str]:
+    out = tmp_path_factory.mktemp("ramped") / "run"
+    assert in_new_process(train, tiniest_recipe(transfer=RAMP), out) == 0
+    assert not set(checksums(out).items()) & set(uninterrupted.items())
+    return checksums(out)
 
 
 def test_adamw_with_mixup_and_accumulation_resumes_too(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ pytestmark = [
 ]
 
 NO_DROPOUT = {"a": "wrn-10-1", "b": "resnet-8"}
+RAMP = {"share": 0.9, "initial_share": 0.0, "initial_scale": 1.0, "begin": 0.1, "end": 0.8}
 DENSE = {"a": "densenet-10-12", "b": "densenet-10-12"}
 """Whose layers share one feature map."""
 
@@ -47,16 +48,22 @@ def take_steps(training: Training, steps: int) -> type:
     schedule = TrainingSchedule.of(training.recipe, len(training.data.splits["train"]))
     for now in range(steps):
         position = Position(*divmod(now, schedule.steps_per_epoch))
-        step(trainer.draw_epoch(training, position.epoch).step(position.step), schedule.context(position))
+        context = schedule.context(position)
+        training.objective.set_progress(context.progress)
+        step(trainer.draw_epoch(training, position.epoch).step(position.step), context)
     return type(step)
 
 
 @pytest.mark.parametrize(
-    ("networks", "kernels"), [(NO_DROPOUT, "torch"), (NO_DROPOUT, "triton"), (DENSE, "triton")], ids=str
+    ("networks", "kernels", "transfer"),
+    [(NO_DROPOUT, "torch", {}), (NO_DROPOUT, "torch", RAMP), (NO_DROPOUT, "triton", {}), (DENSE, "triton", {})],
+    ids=str,
 )
-def test_recorded_and_plain_steps_agree_over_50_steps(networks: dict[str, str], kernels: str) -> None:
+def test_recorded_and_plain_steps_agree_over_50_steps(
+    networks: dict[str, str], kernels: str, transfer: dict[str, float]
+) -> None:
     """float32, deterministic kernels: recording changes not a bit. Streams and graphs reorder no sum."""
-    recipe = tiny_recipe(networks=networks, length={"epochs": 20})
+    recipe = tiny_recipe(networks=networks, length={"epochs": 20}, transfer=transfer)
     plain = started(recipe.replace(runtime=on_gpu(kernels=kernels, capture=False, deterministic=True).model_dump()))
     recorded = started(recipe.replace(runtime=on_gpu(kernels=kernels, deterministic=True).model_dump()))
     assert take_steps(plain, 50) is PlainStep
@@ -71,7 +78,7 @@ def test_recorded_and_plain_steps_agree_over_50_steps(networks: dict[str, str], 
 
 
 def test_an_epoch_does_not_wait_for_the_device() -> None:
-    training = started(tiny_recipe(runtime=on_gpu(precision="bf16").model_dump()))
+    training = started(tiny_recipe(runtime=on_gpu(precision="bf16").model_dump(), transfer=RAMP))
     step = choose_step(training)
     schedule = TrainingSchedule.of(training.recipe, len(training.data.splits["train"]))
     plan = trainer.draw_epoch(training, 0)
@@ -80,10 +87,10 @@ def test_an_epoch_does_not_wait_for_the_device() -> None:
     torch.cuda.set_sync_debug_mode("error")
     try:
         for index in range(schedule.steps_per_epoch):
-            trainer.set_learning_rate(
-                training.optimizers.values(), training.recipe, schedule.context(Position(0, index))
-            )
-            step(plan.step(index), schedule.context(Position(0, index)))
+            context = schedule.context(Position(0, index))
+            trainer.set_learning_rate(training.optimizers.values(), training.recipe, context)
+            training.objective.set_progress(context.progress)
+            step(plan.step(index), context)
         with pytest.raises(RuntimeError, match="synchronizing"):
             training.tally.read()
     finally:

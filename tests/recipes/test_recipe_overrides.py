@@ -40,6 +40,8 @@ def test_other_images_keep_their_labels_and_all_of_them() -> None:
         ("heads={kind: narrow}", ["heads.kind: paper → narrow"]),
         ("weights.gamma=0.5", ["weights.gamma: (none) → 0.5"]),
         ("edges.a/final->b/stage2=0.5", ["edges.a/final->b/stage2: (none) → 0.5"]),
+        ("transfer.share=0.5", ["transfer.share: null → 0.5"]),
+        ("transfer={initial_share: 0, end: 0.3}", ["transfer.initial_share: null → 0.0", "transfer.end: 1.0 → 0.3"]),
         ("data.train_limit=null", ["data.train_limit: 1500 → null"]),
         ("start.a=C:\\my nets\\a: #1.safetensors", ["start.a: (none) → C:\\my nets\\a: #1.safetensors"]),
         ('name="7"', ["name: quickstart → 7"]),
@@ -77,6 +79,17 @@ def test_a_new_kind_keeps_what_both_have_and_asks_for_its_own() -> None:
     assert recipes.apply(BASE, changes[::-1]) == recipes.apply(BASE, changes)
 
 
+def test_a_recipe_has_the_share_and_the_ramp_that_it_names() -> None:
+    dcm = BASE.graph
+    assert recipes.apply(BASE, ["transfer.share=0.5", "transfer.scale=2"]).graph == dcm.with_share(0.5, scale=2)
+    changes = ["transfer.initial_scale=1", "transfer.initial_share=0", "transfer.begin=0.1", "transfer.end=0.6"]
+    ramped = recipes.apply(BASE, ["transfer.share=0.4", *changes, "temperature=3", "edges.a/final->b/final=2"]).graph
+    edited = dcm.replace(temperature=3.0).reweighted({"a/final->b/final": 2})
+    assert ramped == edited.with_share(0.4, initial_share=0.0, initial_scale=1.0, begin=0.1, end=0.6)
+    alone = recipes.apply(BASE, ["method=independent", "transfer.share=0.5"])
+    assert set(alone.graph.shares.values()) == {0.0}
+
+
 def test_replacing_a_field_is_checked_like_everything_else() -> None:
     assert BASE.replace(method="dml") == recipes.apply(BASE, ["method=dml"])
     with pytest.raises(recipes.RecipeError, match="did you mean 'narrow'"):
@@ -101,6 +114,17 @@ BAD = {
     "below a plain value": (["seed.x=1"], "seed: must be a whole number, not {'x': 1}"),
     "no value": (["seed="], "seed: must be a whole number, not null"),
     "a section emptied": (["length=null"], "length: must be a section, {key: value}, not null"),
+    "share above 1": (["transfer.share=1.5"], "line: transfer.share: must be less than or equal to 1, not 1.5"),
+    "share below 0": (["transfer.initial_share=-1"], "transfer.initial_share: must be greater than or equal to 0"),
+    "no scale": (["transfer.initial_scale=0"], "transfer.initial_scale: must be greater than 0, not 0"),
+    "ends before it begins": (
+        ["transfer.initial_share=0", "transfer.begin=0.5", "transfer.end=0.3"],
+        "command line: transfer.end: ramp from begin=0.5 to end=0.3: must be fractions of the training, 0 <= begin",
+    ),
+    "begins with nothing": (
+        ["transfer.share=0.5", "transfer.begin=0.5"],
+        "command line: transfer.begin: begin and end are those of a ramp; give an initial_share too",
+    ),
     "alias": (["heads.exits=[*a]"], "heads.exits: anchors and aliases"),
 }
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from codistill.report import curves, sections
-from codistill.report.blocks import Axis, Chart, Matrix, Series, thin_out
+from codistill.report.blocks import Axis, Chart, Grid, Matrix, Series, thin_out
 from codistill.report.page import live_page
 from support.made_up import SECONDS_PER_EPOCH, SEEDS, TRAIN_IMAGES, look, made_up_error, made_up_run, quick
 
@@ -63,6 +63,27 @@ def test_divergences_are_without_their_weights(tmp_path: Path) -> None:
         assert series.name == edge.name
         np.testing.assert_allclose(series.y[0], terms[edge.name] / (edge.weight * 9))
     assert len({(series.colour % 7, series.dash, series.colour // 7) for series in chart.series}) == 18
+
+
+def test_a_ramp_has_a_chart_and_its_mean_weights_are_taken_out(tmp_path: Path) -> None:
+    ramp = {"share": 0.5, "scale": 2.0, "initial_share": 0.0, "initial_scale": 1.0, "begin": 0.25, "end": 0.75}
+    (entry,) = look(made_up_run(tmp_path / "run", quick(transfer=ramp))).entries
+    chart = curves.divergences(entry, "row0")
+    assert chart is not None
+    terms = [one["terms"]["b/final->a/final"] for one in entry.first.records]
+    # The weight rises from 0 to 1/3 in epochs 4 to 9, by 1/18 in each; before, nothing was transferred.
+    gates = [0.5 / 6, 1.5 / 6, 2.5 / 6, 3.5 / 6, 4.5 / 6, 5.5 / 6, 1, 1, 1]
+    assert chart.series[0].x == tuple(range(4, 13))
+    np.testing.assert_allclose(chart.series[0].y, np.array(terms[3:]) / (np.array(gates) / 3), rtol=1e-6)
+
+    blocks = live_page(look(tmp_path)).sections[2].blocks[0].blocks  # type: ignore[attr-defined]
+    (table,) = [block.table for block in blocks if isinstance(block, Grid)]
+    assert [row[1:] for row in table.rows] == [("0 → 0.5", "1 → 2")] * 6
+    (shares,) = [block for block in blocks if isinstance(block, Chart) and block.id == "row0-shares"]
+    (series,) = shares.series
+    assert (len(series.x), series.x[0], series.x[-1]) == (101, 0, 12)
+    gate = np.clip((np.array(series.x) / 12 - 0.25) / 0.5, 0, 1)
+    np.testing.assert_allclose(series.y, gate / (1 + gate), atol=1e-6)
 
 
 def test_independent_networks_have_no_divergences(tmp_path: Path) -> None:

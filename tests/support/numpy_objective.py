@@ -76,3 +76,27 @@ def loss(
             if here == there and method in ("dks", "complete"):
                 total += delta * sum(transfer(peer[i], network[j]) for i in peer for j in network if i != j)
     return total
+
+
+def learn(
+    learner: np.ndarray,
+    label: np.ndarray,
+    sources: list[np.ndarray],
+    proportions: np.ndarray,
+    *,
+    share: float,
+    scale: float,
+    temperature: float = 1.0,
+    t_squared: bool = False,
+) -> tuple[float, np.ndarray]:
+    """Loss and gradient of one learner: ``scale`` times those of a target that is ``share`` a mixture of its sources.
+
+    With T = 1 the gradient is scale·(p - target) / N. ``proportions`` sum to 1; ``label`` are probabilities.
+    """
+    own, soft = soften(learner, 1.0), soften(learner, temperature)
+    factor = temperature**2 if t_squared else 1.0
+    mixture = sum((p * soften(z, temperature) for p, z in zip(proportions, sources, strict=True)), np.zeros_like(soft))
+    divergence = sum(p * eq_5(soften(z, temperature), soft) for p, z in zip(proportions, sources, strict=True))
+    value = scale * ((1 - share) * classification(learner, label) + share * factor * divergence)
+    pull = (1 - share) * (own - label) + share * factor / temperature * (soft * np.sum(proportions) - mixture)
+    return value, scale * pull / len(learner)

@@ -12,12 +12,25 @@ def test_the_matrix_by_hand() -> None:
     outline = Outline({"a": {"final": 1}, "net2": {"final": 1, "stage2": 2}})
     graph = TransferGraph(outline, {"net2/final": 0.5}, [("a/final", "net2/final")], temperature=2.0)
     assert graph.matrix().splitlines() == [
-        "learner     labels  a/final  net2/final",
-        "a/final          ·        ·           ·",
-        "net2/final     0.5        1           ·",
+        "learner     labels  a/final  net2/final  share  scale",
+        "a/final          ·        ·           ·      ·      ·",
+        "net2/final     0.5        1           ·  0.667    1.5",
         "1 transfer, labels on 1 classifier, temperature 2, a is frozen",
     ]
     assert str(graph) == graph.matrix()
+
+
+def test_a_ramp_shows_its_first_and_last_share_and_the_edges_that_fade_out() -> None:
+    graph = methods.dml(Outline({"a": {"final": 1}, "b": {"final": 1}}))
+    ramped = graph.with_share(0.0, scale=1, initial_share=0.75, initial_scale=4, begin=0.2, end=0.6)
+    assert ramped.matrix().splitlines() == [
+        "learner  labels  a/final  b/final     share  scale",
+        "a/final       1        ·        0  0.75 → 0  4 → 1",
+        "b/final       1        0        ·  0.75 → 0  4 → 1",
+        "2 transfers, labels on 2 classifiers, temperature 1, weights ramped between 20% and 60% of the training",
+    ]
+    titles = [node.findtext(f"{SVG}title") for node in ET.fromstring(ramped.to_svg()).iter(f"{SVG}rect")]
+    assert titles.count("teacher share 0.75 → 0, scale 4 → 1") == 2
 
 
 def edge_classes(svg: str) -> list[str]:

@@ -50,7 +50,7 @@ def test_by_hand_imports_nothing_of_ours() -> None:
 def test_a_method_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(ROOT / "examples" / "own_method.py"), run_name="__main__")
     printed = capsys.readouterr().out.splitlines()
-    assert printed[6].split() == ["b/stage1", "1", "1", "1", "·", "·", "·", "·"]
+    assert printed[6].split() == ["b/stage1", "1", "1", "1", "·", "·", "·", "·", "0.667", "3"]
     assert printed[7] == "6 transfers, labels on 6 classifiers, temperature 1"
 
 

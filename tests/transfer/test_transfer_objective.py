@@ -82,6 +82,68 @@ def test_equals_the_per_edge_form(graph: TransferGraph, batch: int, classes: int
         torch.testing.assert_close(found, torch.zeros_like(found) if expected is None else expected, rtol=0, atol=1e-11)  # type: ignore[arg-type]
 
 
+share, scale = st.none() | st.floats(0, 1), st.none() | st.sampled_from([0.25, 1.0, 3.0])
+part = st.sampled_from([0.0, 0.25, 0.4, 0.75, 1.0])
+
+
+@settings(max_examples=1000, deadline=None, derandomize=True)
+@given(
+    graph=graphs(),
+    last=st.tuples(share, scale),
+    first=st.tuples(share, scale),
+    between=st.tuples(part, part).map(sorted),
+    progress=st.floats(0, 1),
+    seed=st.integers(0, 99),
+)
+def test_shares_and_ramps_equal_their_definition_and_the_per_edge_form(
+    graph: TransferGraph,
+    last: tuple[float | None, float | None],
+    first: tuple[float | None, float | None],
+    between: list[float],
+    progress: float,
+    seed: int,
+) -> None:
+    """Losses and gradients are linear in the weights, so those of a ramp lie between those of its two ends."""
+    begin, end = between if first != (None, None) else (0.0, 1.0)
+    ramped = graph.with_share(*last, initial_share=first[0], initial_scale=first[1], begin=begin, end=end)
+    objective, logits = Objective(ramped), random_logits(graph.outline, 3, 4, seed)
+    objective.set_progress(progress)
+    ours, theirs = ({name: z.clone().requires_grad_() for name, z in logits.items()} for _ in range(2))
+    labels = torch.tensor([0, 3, 1])
+    loss, terms = objective(ours, labels), edge_terms(ramped, theirs, labels, progress)
+    assert list(loss.terms) == list(terms)
+    torch.testing.assert_close(loss.values, torch.stack(list(terms.values())), rtol=0, atol=1e-11)
+    loss.total.backward()
+    sum(terms.values(), torch.zeros(())).backward()
+
+    done = 1.0 if progress >= end else float(np.interp(progress, [begin, end], [0.0, 1.0]))
+    done = round(done * 2**24) / 2**24  # float32 on a device has no finer steps
+    initial = [last[n] if one is None else one for n, one in enumerate(first)]
+    total = 0.0
+    for classifier in graph.classifiers:
+        name, expected = classifier.name, np.zeros((3, 4))
+        label = graph.labels.get(name, 0.0)
+        taught = {edge.source: edge.weight for edge in graph.transfers if edge.learner == name}
+        both, sums = label and taught, label + sum(taught.values())
+        for fraction, (share, scale) in ((1 - done, initial), (done, last)) if sums else ():
+            value, gradient = paper.learn(
+                logits[name].numpy(),
+                np.eye(4)[labels.numpy()],
+                [logits[source].numpy() for source in taught],
+                np.array(list(taught.values())) / (sum(taught.values()) or 1.0),
+                share=share if both and share is not None else sum(taught.values()) / sums,
+                scale=scale if both and scale is not None else sums,
+                temperature=graph.temperature,
+                t_squared=graph.t_squared,
+            )
+            total += fraction * value
+            expected += fraction * gradient
+        for found in (ours[name].grad, theirs[name].grad):
+            gradient = np.zeros((3, 4)) if found is None else found.numpy()
+            np.testing.assert_allclose(gradient, expected, rtol=0, atol=1e-11)
+    assert loss.total.item() == pytest.approx(total, abs=1e-11)
+
+
 def test_kl_by_hand_is_summed_over_classes_and_averaged_over_images() -> None:
     source = torch.tensor([[0.5, 0.5], [0.9, 0.1]], dtype=torch.float64).log()
     learner = torch.tensor([[0.25, 0.75]] * 2, dtype=torch.float64).log()

@@ -120,6 +120,8 @@ def to_dict(recipe: recipes.Recipe, seen: "Sizes", note: str, costs: "dict[str, 
         "training_flops_per_image": sum(cost.training_flops for cost in costs.values()),
         "edges": len(recipe.graph.transfers),
         "graph": recipe.graph.to_dict(),
+        "shares": recipe.graph.shares,
+        "scales": recipe.graph.scales,
     }
 
 

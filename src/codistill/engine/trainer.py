@@ -106,6 +106,7 @@ def run_training(
         for batch in training.data.batches(plan, position.step):
             context = schedule.context(position)
             set_learning_rate(training.optimizers.values(), recipe, context)
+            training.objective.set_progress(context.progress)
             step(batch, context)
             position = Position(position.epoch, position.step + 1)
             heartbeat(position, schedule)

@@ -30,7 +30,7 @@ def _misnamed(recipe: "Recipe") -> Iterator[Contradiction]:
 
 
 def _graph_problems(recipe: "Recipe") -> Iterator[Contradiction]:
-    about = {"networks", "heads", "method", "weights", "edges", "start"}
+    about = {"networks", "heads", "method", "weights", "edges", "transfer", "start"}
     settings = [name for name, default in methods.settings(recipe.method).items() if default is not None]
     if unknown_names := _unknown_names(("weights",), recipe.weights, f"setting of {recipe.method}", settings, about):
         yield from unknown_names
@@ -39,11 +39,13 @@ def _graph_problems(recipe: "Recipe") -> Iterator[Contradiction]:
     try:
         outline = recipe.outline
         culprit = ("method",)
-        edges = methods.get(recipe.method)(outline, **recipe.weights).weights
-        if unknown_names := _unknown_names(("edges",), recipe.edges, "edge", edges, about):
+        method = methods.get(recipe.method)(outline, **recipe.weights)
+        if unknown_names := _unknown_names(("edges",), recipe.edges, "edge", method.weights, about):
             yield from unknown_names
             return
         culprit = ("edges",)
+        method.reweighted(recipe.edges)
+        culprit = ("transfer", "begin" if recipe.transfer.end == 1 else "end")
         graph = recipe.graph
     except ValueError as error:
         yield Contradiction(culprit, str(error), frozenset(about))
@@ -52,7 +54,7 @@ def _graph_problems(recipe: "Recipe") -> Iterator[Contradiction]:
         yield Contradiction(("start", name), _lacks_weights(recipe, name), frozenset(about))
     for name in [name for name in graph.frozen if graph.exits[name]]:
         message = f"{name} only teaches, and its auxiliary classifiers would teach untrained; let only its final teach"
-        yield Contradiction(culprit, message, frozenset(about))
+        yield Contradiction(("edges",), message, frozenset(about))
 
 
 def _lacks_weights(recipe: "Recipe", name: str) -> str:

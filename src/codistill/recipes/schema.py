@@ -48,6 +48,7 @@ def _data_set(name: str) -> str:
 
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -137,12 +138,21 @@ class Data(Settings):
         return self
 
 
+class Transfers(Settings):
+    """How much learners that have both labels and sources take from the sources; initially, and later on."""
+
+    share: Share | None = Field(None, description="teacher share of a learner's target; null: the method's own")
+    scale: Positive | None = Field(None, description="sum of a learner's weights; null: the method's own")
+    initial_share: Share | None = Field(None, description="share with which a training begins; null: as share")
+    initial_scale: Positive | None = Field(None, description="scale with which a training begins; null: as scale")
+    begin: Share = Field(0.0, description="fraction of the training after which the initial weights change")
+    end: Share = Field(1.0, description="fraction of the training after which they change no more")
+
+
 class Augment(Settings):
     pad: Annotated[int, Field(ge=0)] = Field(4, description="pixels added on every side before the random crop")
     crop: Count | None = Field(None, description="side of the random crop, the centre's at test; null: the image's own")
-    random_resized_crop: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.0, description="smallest share of the image; 0: off"
-    )
+    random_resized_crop: Share = Field(0.0, description="smallest share of the image; 0: off")
     padding: Literal["zero", "reflect"] = Field(
         "zero", description="what is padded with: black, or the mirrored border"
     )
@@ -305,6 +315,7 @@ class Recipe(Settings):
     edges: dict[str, NotNegative] = Field({}, description="single edges reweighted, as in 'a/final->b/stage2': 0.5")
     temperature: Positive = Field(1.0, description="softens both sides of every edge; labels stay at 1")
     t_squared: bool = Field(False, description="multiply edges by the squared temperature")
+    transfer: Transfers = Transfers()
     heads: Heads = Heads()
     start: dict[str, str] = Field({}, description="weight files that networks begin from; a frozen teacher needs one")
     batchnorm_init: Literal["ones", "uniform"] = Field(
@@ -342,7 +353,8 @@ class Recipe(Settings):
     @cached_property
     def graph(self) -> TransferGraph:
         graph = methods.get(self.method)(self.outline, **self.weights)
-        return graph.replace(temperature=self.temperature, t_squared=self.t_squared).reweighted(self.edges)
+        graph = graph.replace(temperature=self.temperature, t_squared=self.t_squared).reweighted(self.edges)
+        return graph.with_share(**self.transfer.model_dump())
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:

@@ -1,6 +1,7 @@
 """Charts of the journals: errors, losses, divergences, throughput, cost. Lines are means over seeds, bands ranges."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import pairwise
 
 from codistill.report.blocks import Axis, Block, Chart, Fold, Series, Words
@@ -129,17 +130,43 @@ def divergences(entry: Entry, prefix: str) -> Chart | None:
     if not graph.transfers:
         return None
     factor = graph.temperature**2 if graph.t_squared else 1.0
+    every, epochs = entry.recipe.evaluation.every_epochs, entry.recipe.length.epochs
+
+    @cache
+    def weights(epoch: int) -> dict[str, float]:
+        """The mean weights since the evaluation before, at ten moments of a ramp."""
+        if graph.ramp is None:
+            return graph.weights
+        moments = [graph.at((epoch - every * (part + 0.5) / 10) / epochs).weights for part in range(10)]
+        return {name: sum(moment.get(name, 0.0) for moment in moments) / 10 for name in graph.weights}
+
     networks = list(entry.recipe.networks)
     routes = list(dict.fromkeys(_exits(edge.source, edge.learner) for edge in graph.transfers))
     lines = []
     for edge in graph.transfers:
         curves = [run.curve("terms", edge.name) for run in entry.runs.values()]
-        scaled = [{epoch: value / (edge.weight * factor) for epoch, value in curve.items()} for curve in curves]
+        scaled = [
+            {epoch: value / (mean * factor) for epoch, value in curve.items() if (mean := weights(epoch)[edge.name])}
+            for curve in curves
+        ]
         colour = routes.index(_exits(edge.source, edge.learner))
         lines.append(line(edge.name, scaled, colour, dash=networks.index(edge.source.partition("/")[0])))
     words = "Unweighted KL divergence of the learner from its source on training images. Dashes show sources."
     axis = Axis("divergence", "nats")
     return Chart(f"{prefix}-edges", "Divergence of each transfer", EPOCH, axis, _present(lines), words)
+
+
+def shares(entry: Entry, prefix: str) -> Chart:
+    """Return the teacher share of each learner over the training; learners with equal shares have one line."""
+    graph, epochs = entry.recipe.graph, entry.recipe.length.epochs
+    moments = {epochs * part / 100: graph.at(part / 100).shares for part in range(101)}
+    learners: dict[tuple[float, ...], list[str]] = {}
+    for learner in graph.learners:
+        curve = tuple(moment.get(learner.name, 0.0) for moment in moments.values())
+        learners.setdefault(curve, []).append(learner.name)
+    series = (Series(", ".join(names), tuple(moments), y, colour=k) for k, (y, names) in enumerate(learners.items()))
+    words = "How much of what it learns a learner takes from its sources, as the recipe says."
+    return Chart(f"{prefix}-shares", "Teacher share over the training", EPOCH, Axis("share"), tuple(series), words)
 
 
 def _exits(source: str, learner: str) -> tuple[str, str]:

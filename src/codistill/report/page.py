@@ -13,11 +13,11 @@ from markupsafe import Markup
 
 import codistill
 from codistill.report import curves, sections
-from codistill.report.blocks import Block, Chart, Drawing, Fold, Matrix, Section, Words, lay_out
+from codistill.report.blocks import Block, Chart, Drawing, Fold, Grid, Matrix, Section, Words, lay_out
 from codistill.report.overview import Entry, Overview, read_overview
 from codistill.runs.files import write_atomically
 from codistill.studies.tables import Table, format_cell
-from codistill.transfer.drawing import summary, template_environment
+from codistill.transfer.drawing import shares, summary, template_environment
 from codistill.transfer.graph import LABELS
 
 PATIENCE_S = 20.0  # default time limit for classifying test images
@@ -131,6 +131,10 @@ def _entry_blocks(entry: Entry, prefix: str, agreements: Agreements) -> Iterator
     svg = graph.to_svg().replace("#tg-", f"#{prefix}-").replace('id="tg-', f'id="{prefix}-')
     yield Drawing("Transfer graph", Markup(svg), summary(graph))
     yield _weights(entry)
+    rows = tuple((learner, *values) for learner, values in shares(graph).items())
+    yield Grid(Table("Teacher shares", ("learner", "share", "scale"), rows))
+    if graph.ramp:
+        yield curves.shares(entry, prefix)
     divergences = curves.divergences(entry, prefix)
     if divergences is not None and divergences.series:
         yield _last_divergences(entry, divergences)

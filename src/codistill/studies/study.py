@@ -24,7 +24,8 @@ MAX_SEEDS = 1_000  # more than anyone can afford to train, and still planned in 
 
 # Keys that a study may compare. An override may not change those in which the study's rows differ.
 SUBJECTS = (
-    "method", "networks", "heads", "weights", "edges", "temperature", "t_squared", "data", "augment", "start",
+    "method", "networks", "heads", "weights", "edges", "temperature", "t_squared", "transfer", "data", "augment",
+    "start",
 )  # fmt: skip
 
 # Methods and families of networks as the paper writes them.

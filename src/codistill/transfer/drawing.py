@@ -52,7 +52,22 @@ def summary(graph: "TransferGraph") -> str:
     """``18 transfers, labels on 6 classifiers, temperature 1``, and which networks are frozen."""
     parts = [_count(len(graph.transfers), "transfer"), f"labels on {_count(len(graph.labels), 'classifier')}"]
     parts.append(f"temperature {graph.temperature:g}{', times its square' if graph.t_squared else ''}")
+    if graph.ramp:
+        parts.append(f"weights ramped between {graph.ramp.begin:.0%} and {graph.ramp.end:.0%} of the training")
     return ", ".join(parts + [f"{network} is frozen" for network in graph.frozen])
+
+
+def shares(graph: "TransferGraph") -> dict[str, tuple[str, str]]:
+    """Each learner's teacher share and scale as text, those of a ramp as ``0 → 0.75``."""
+    initial = graph.ramp.initial if graph.ramp else graph
+    return {
+        name: (_change(initial.shares.get(name, 0.0), share), _change(initial.scales.get(name, 0.0), scale))
+        for (name, share), scale in zip(graph.shares.items(), graph.scales.values(), strict=True)
+    }
+
+
+def _change(first: float, last: float) -> str:
+    return " → ".join(dict.fromkeys((f"{first:.3g}", f"{last:.3g}")))
 
 
 def _count(number: int, noun: str) -> str:
@@ -60,13 +75,14 @@ def _count(number: int, noun: str) -> str:
 
 
 def matrix(graph: "TransferGraph") -> str:
-    """One row per learner, one column per source, the labels first; a dot means no edge."""
+    """One row per learner, one column per source, the labels first; a dot means no edge. Then the learner's shares."""
     names = [classifier.name for classifier in graph.classifiers]
-    weights = {(transfer.source, transfer.learner): transfer.weight for transfer in graph.transfers}
-    table = [["learner", "labels", *names]]
+    weights, shares_of = graph.weights, shares(graph)
+    table = [["learner", "labels", *names, "share", "scale"]]
     for learner in names:
-        row = [graph.labels.get(learner, 0.0), *(weights.get((source, learner), 0.0) for source in names)]
-        table.append([learner, *(f"{weight:g}" if weight else "·" for weight in row)])
+        row = [weights.get(f"{source}->{learner}") for source in ("labels", *names)]
+        cells = ["·" if weight is None else f"{weight:g}" for weight in row]
+        table.append([learner, *cells, *shares_of.get(learner, ("·", "·"))])
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = [
         "  ".join(
@@ -133,7 +149,7 @@ class _Picture:
 
     def __init__(self, graph: "TransferGraph") -> None:
         self.graph = graph
-        self.links = links(graph)
+        self.links, self.shares = links(graph), shares(graph)
         self.stages = sorted({classifier.stage for classifier in graph.classifiers})
         longest = max(len(name) for c in graph.outline.classifiers for name in (c.exit, c.network))
         self.node_width = max(120.0, 8.0 * longest + 72)

@@ -5,8 +5,8 @@ value that is checked when it is built: a graph that exists is valid.
 """
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from numbers import Real
 from types import MappingProxyType
@@ -92,6 +92,31 @@ class Transfer:
         return f"{self.source}->{self.learner}"
 
 
+@dataclass(frozen=True)
+class Ramp:
+    """Lets a graph's weights begin as those of ``initial`` and change linearly to its own between two fractions.
+
+    They are fractions of a training. An edge that only one of the two graphs has fades in or out.
+    """
+
+    initial: "TransferGraph" = field(repr=False)
+    begin: float = 0.0
+    end: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (_is_number(self.begin) and _is_number(self.end) and 0 <= self.begin <= self.end <= 1):
+            raise ValueError(
+                f"ramp from begin={self.begin!r} to end={self.end!r}: must be fractions of the training, "
+                "0 <= begin <= end <= 1"
+            )
+
+    def done(self, progress: float) -> float:
+        """The fraction of the ramp that is done, as a multiple of 2^-24, which float32 on a device holds exactly."""
+        if not self.begin < progress < self.end:
+            return float(progress >= self.end)
+        return round((progress - self.begin) / (self.end - self.begin) * 2**24) / 2**24
+
+
 @dataclass(frozen=True, init=False)
 class TransferGraph:
     """Who learns from the labels and from whom, at which temperature; an edge of weight 0 is left out.
@@ -106,6 +131,7 @@ class TransferGraph:
     transfers: tuple[Transfer, ...]
     temperature: float
     t_squared: bool
+    ramp: Ramp | None
 
     def __init__(
         self,
@@ -114,16 +140,21 @@ class TransferGraph:
         transfers: Iterable[Transfer | tuple[str | Classifier, str | Classifier]] = (),
         temperature: float = 1.0,
         t_squared: bool = False,
+        ramp: Ramp | None = None,
     ) -> None:
         edges = [edge if isinstance(edge, Transfer) else _pair(edge) for edge in transfers]
         if not (_is_number(temperature) and 0 < temperature < math.inf):
             raise ValueError(f"temperature {temperature!r}: must be a finite number above 0; 1 changes nothing")
+        if ramp is not None:
+            alike = ramp.initial.replace(outline=outline, temperature=temperature, t_squared=t_squared, ramp=None)
+            ramp = replace(ramp, initial=alike)
         vars(self).update(
             outline=outline,
-            labels=MappingProxyType(_labels_in_order(outline, labels)),
-            transfers=_transfers_in_order(outline, edges),
+            labels=MappingProxyType(_labels_in_order(outline, labels, ramp.initial.labels if ramp else ())),
+            transfers=_transfers_in_order(outline, edges, ramp.initial.transfers if ramp else ()),
             temperature=float(temperature),
             t_squared=bool(t_squared),
+            ramp=ramp,
         )
         if not self.learners:
             final = outline.finals[0].name
@@ -133,7 +164,8 @@ class TransferGraph:
             )
 
     def __hash__(self) -> int:
-        return hash((self.outline, tuple(self.labels.items()), self.transfers, self.temperature, self.t_squared))
+        labels = tuple(self.labels.items())
+        return hash((self.outline, labels, self.transfers, self.temperature, self.t_squared, self.ramp))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TransferGraph.from_dict, (self.to_dict(),)  # a mapping proxy can be neither copied nor pickled
@@ -176,15 +208,80 @@ class TransferGraph:
         labels = {f"{LABELS}->{name}": weight for name, weight in self.labels.items()}
         return labels | {transfer.name: transfer.weight for transfer in self.transfers}
 
+    @property
+    def scales(self) -> dict[str, float]:
+        """The sum of each learner's weights, which is the factor on its gradient."""
+        sums = dict.fromkeys((learner.name for learner in self.learners), 0.0) | dict(self.labels)
+        for edge in self.transfers:
+            sums[edge.learner] += edge.weight
+        return sums
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Each learner's teacher share: the part of its scale, and of the target that it learns, that sources have."""
+        return {name: (sum_ - self.labels.get(name, 0.0)) / sum_ if sum_ else 0.0 for name, sum_ in self.scales.items()}
+
+    def with_share(
+        self,
+        share: float | None = None,
+        scale: float | None = None,
+        *,
+        initial_share: float | None = None,
+        initial_scale: float | None = None,
+        begin: float = 0.0,
+        end: float = 1.0,
+    ) -> "TransferGraph":
+        """A copy with another teacher share, ``graph.with_share(0.5)``, another scale, or both; None: a learner's own.
+
+        The transfers of a learner keep their proportions. A learner that has only labels (share 0) or only sources
+        (share 1) keeps its weights. With an initial share or scale (None: the same as later), a training begins with
+        it, and weights change linearly between ``begin`` and ``end``; so does the share, if the scale stays the same.
+        """
+        graph = self._rescaled(share, scale)
+        if initial_share is not None or initial_scale is not None:
+            initial = self._rescaled(
+                share if initial_share is None else initial_share, scale if initial_scale is None else initial_scale
+            )
+            return graph.replace(ramp=Ramp(initial, begin, end))
+        if (begin, end) != (0, 1):
+            raise ValueError("begin and end are those of a ramp; give an initial_share too, as in initial_share=0")
+        return graph
+
+    def _rescaled(self, share: float | None, scale: float | None) -> "TransferGraph":
+        if share is not None and not (_is_number(share) and 0 <= share <= 1):
+            raise ValueError(f"share {share!r}: must be a number from 0, labels alone, to 1, sources alone")
+        if scale is not None and not (_is_number(scale) and 0 < scale < math.inf):
+            raise ValueError(f"scale {scale!r}: must be a finite number above 0; that of labels alone is 1")
+        if share is None and scale is None:
+            return self
+        weights, shares, scales = self.weights, self.shares, self.scales
+        for name in [name for name, own in shares.items() if 0 < own < 1]:
+            total = scales[name] if scale is None else scale
+            taught = total * (shares[name] if share is None else share)
+            # A difference, because total * (1 - share) rounds: the paper's numbers give its methods to the last bit.
+            weights[f"{LABELS}->{name}"] = total - taught
+            for edge in self.transfers:
+                if edge.learner == name:
+                    weights[edge.name] = edge.weight * taught / (scales[name] - self.labels[name])
+        return self.reweighted(weights)
+
+    def at(self, progress: float) -> "TransferGraph":
+        """The graph without its ramp, as it is when this fraction of a training is done."""
+        if self.ramp is None:
+            return self
+        done, initial = self.ramp.done(progress), self.ramp.initial.weights
+        weights = {name: (1 - done) * initial.get(name, 0.0) + done * own for name, own in self.weights.items()}
+        return self.reweighted(weights).replace(ramp=None)
+
     def __or__(self, other: "TransferGraph") -> "TransferGraph":
         """The union of the edges; an edge in both graphs counts once and must have the same weight in both."""
         if not isinstance(other, TransferGraph):
             return NotImplemented
-        for field in ("outline", "temperature", "t_squared"):
-            ours, theirs = getattr(self, field), getattr(other, field)
+        for name in ("outline", "temperature", "t_squared", "ramp"):
+            ours, theirs = getattr(self, name), getattr(other, name)
             if ours != theirs:
                 raise ValueError(
-                    f"union of graphs with two {field}s, {ours} and {theirs}; .replace({field}=…) one of them"
+                    f"union of graphs with two {name}s, {ours} and {theirs}; .replace({name}=…) one of them"
                 )
         labels = dict(self.labels)
         for name, weight in other.labels.items():
@@ -214,12 +311,14 @@ class TransferGraph:
             "transfers": [[transfer.source, transfer.learner, transfer.weight] for transfer in self.transfers],
             "temperature": self.temperature,
             "t_squared": self.t_squared,
+            "ramp": self.ramp and {**vars(self.ramp), "initial": self.ramp.initial.to_dict()},
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "TransferGraph":
         transfers = [Transfer(*transfer) for transfer in data["transfers"]]
-        return cls(**{**data, "outline": Outline(data["outline"]), "transfers": transfers})
+        ramp = data.get("ramp") and Ramp(**{**data["ramp"], "initial": cls.from_dict(data["ramp"]["initial"])})
+        return cls(**{**data, "outline": Outline(data["outline"]), "transfers": transfers, "ramp": ramp})
 
     def matrix(self) -> str:
         return drawing.matrix(self)
@@ -274,19 +373,27 @@ def _pair(edge: tuple[str | Classifier, str | Classifier]) -> Transfer:
     return Transfer(*edge)
 
 
-def _labels_in_order(outline: Outline, labels: Mapping[str, float] | Mapping[Classifier, float]) -> dict[str, float]:
+def _labels_in_order(
+    outline: Outline, labels: Mapping[str, float] | Mapping[Classifier, float], fading: Collection[str]
+) -> dict[str, float]:
+    """Each label once; one of weight 0 is kept if it is fading."""
     given: dict[str, float] = {}
     for key, weight in labels.items():
         name = outline[key].name
         _refuse_two_weights(f"{LABELS}->{name}", given.setdefault(name, _weight(f"{LABELS}->{name}", weight)), weight)
-    return {c.name: given[c.name] for c in outline.classifiers if given.get(c.name)}
+    return {c.name: given.get(c.name, 0.0) for c in outline.classifiers if given.get(c.name) or c.name in fading}
 
 
-def _transfers_in_order(outline: Outline, transfers: Iterable[Transfer]) -> tuple[Transfer, ...]:
-    """Each edge once, without those of weight 0, ordered by learner and then by source."""
+def _transfers_in_order(
+    outline: Outline, transfers: Iterable[Transfer], fading: Collection[Transfer]
+) -> tuple[Transfer, ...]:
+    """Each edge once, ordered by learner and then by source; one of weight 0 is kept if it is fading."""
     index_of = {classifier: index for index, classifier in enumerate(outline.classifiers)}
     given: dict[tuple[int, int], Transfer] = {}
     for edge in transfers:
         key = index_of[outline[edge.learner]], index_of[outline[edge.source]]
         _refuse_two_weights(edge.name, given.setdefault(key, edge).weight, edge.weight)
-    return tuple(given[key] for key in sorted(given) if given[key].weight)
+    names = {edge.name for edge in fading}
+    for edge in fading:
+        given.setdefault((index_of[outline[edge.learner]], index_of[outline[edge.source]]), replace(edge, weight=0.0))
+    return tuple(given[key] for key in sorted(given) if given[key].weight or given[key].name in names)

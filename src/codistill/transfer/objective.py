@@ -49,6 +49,9 @@ class Objective(nn.Module):
     sources: Tensor
     weights: Tensor
     weights_rest: Tensor
+    initial: Tensor
+    initial_rest: Tensor
+    ramp_done: Tensor
 
     def __init__(self, graph: TransferGraph) -> None:
         super().__init__()
@@ -67,13 +70,27 @@ class Objective(nn.Module):
         self.register_buffer("learners", torch.tensor(learners), persistent=False)
         self.register_buffer("sources", torch.tensor(sources), persistent=False)
 
-        factor = graph.temperature**2 if graph.t_squared else 1.0
-        weights = torch.tensor(
-            [*graph.labels.values(), *(factor * edge.weight for edge in graph.transfers)], dtype=torch.float64
-        )
+        self._register("weights", graph.weights)
+        if graph.ramp is not None:
+            self._register("initial", graph.ramp.initial.weights)
+            self.register_buffer("ramp_done", torch.tensor(graph.ramp.done(0.0), dtype=torch.float32), persistent=False)
+
+    def _register(self, name: str, weights: Mapping[str, float]) -> None:
         # Two float32 that sum to the float64: MPS has no float64, but a float64 computation needs all digits of 0.1.
-        self.register_buffer("weights", weights.float(), persistent=False)
-        self.register_buffer("weights_rest", (weights - weights.float()).float(), persistent=False)
+        factor = self.graph.temperature**2 if self.graph.t_squared else 1.0
+        factors = [1.0] * len(self.graph.labels) + [factor] * len(self.graph.transfers)
+        values = [times * weights.get(edge, 0.0) for times, edge in zip(factors, self.names, strict=True)]
+        exact = torch.tensor(values, dtype=torch.float64)
+        self.register_buffer(name, exact.float(), persistent=False)
+        self.register_buffer(f"{name}_rest", (exact - exact.float()).float(), persistent=False)
+
+    def set_progress(self, progress: float) -> None:
+        """Move the graph's ramp, if it has one, to this fraction of the training; before the first call it is 0.
+
+        A captured step reads it from device memory when it is replayed.
+        """
+        if self.graph.ramp is not None:
+            self.ramp_done.fill_(self.graph.ramp.done(progress))
 
     def forward(self, logits: Mapping[str, Tensor], labels: Tensor, finite_M: Tensor | None = None) -> Loss:
         """``finite_M`` is bool, in the order of ``classifiers``; those with False neither teach nor learn."""
@@ -125,7 +142,11 @@ class Objective(nn.Module):
         return finite_M[self.learners.to(finite_M.device)] & finite_M[self.sources.to(finite_M.device)]
 
     def _weights(self, like: Tensor) -> Tensor:
-        return self.weights.to(like.device, like.dtype) + self.weights_rest.to(like.device, like.dtype)
+        own = self.weights.to(like.device, like.dtype) + self.weights_rest.to(like.device, like.dtype)
+        if self.graph.ramp is None:
+            return own
+        initial = self.initial.to(like.device, like.dtype) + self.initial_rest.to(like.device, like.dtype)
+        return initial.lerp(own, self.ramp_done.to(like.device, like.dtype))
 
     def _stack(self, used: list[Tensor]) -> Tensor:
         logits_MBC = torch.stack(used)

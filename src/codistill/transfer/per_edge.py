@@ -16,13 +16,17 @@ def divergence(source_logits_BC: Tensor, learner_logits_BC: Tensor, temperature:
     return F.kl_div(learner_log_probs_BC, source_log_probs_BC, reduction="batchmean", log_target=True)
 
 
-def edge_terms(graph: TransferGraph, logits: Mapping[str, Tensor], labels: Tensor) -> dict[str, Tensor]:
+def edge_terms(
+    graph: TransferGraph, logits: Mapping[str, Tensor], labels: Tensor, progress: float = 0.0
+) -> dict[str, Tensor]:
     """Every weighted term by name, in the graph's order; they sum to ``Objective``'s total."""
     factor = graph.temperature**2 if graph.t_squared else 1.0
+    weights = dict.fromkeys(graph.weights, 0.0) | graph.at(progress).weights
     terms = {
-        f"{LABELS}->{name}": weight * F.cross_entropy(logits[name], labels) for name, weight in graph.labels.items()
+        f"{LABELS}->{name}": weights[f"{LABELS}->{name}"] * F.cross_entropy(logits[name], labels)
+        for name in graph.labels
     }
     for edge in graph.transfers:
         kl = divergence(logits[edge.source], logits[edge.learner], graph.temperature)
-        terms[edge.name] = factor * edge.weight * kl
+        terms[edge.name] = factor * weights[edge.name] * kl
     return terms
