@@ -60,7 +60,7 @@ def made_up_result(recipe: Recipe) -> dict[str, Any]:
 
 def fill(folder: Path, recipe: Recipe, result: Mapping[str, Any] | None = None) -> None:
     """Make ``folder`` a finished run."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "recipe.yaml").write_text(parse.dumps(recipe))
     (folder / "result.json").write_text(json.dumps(result or made_up_result(recipe)))
 
