@@ -237,6 +237,14 @@ def try_all(kind: str, numbers: range, base: Path, desk: Path) -> None:
     (desk / "failures.json").write_text(json.dumps(failures))
 
 
+@pytest.mark.promise(
+    "harmed-files",
+    "Files from elsewhere with random harms, to bytes and to types, values and sizes that their formats allow, are "
+    "read, or refused in words that name them: run folders, exports, images, shards, recipes, and requests to `watch`, "
+    "through the commands that read them. No traceback and no hang, less than 300 MiB of memory, no code from outside "
+    "the installation, no other program, nothing written outside the folders that were named.",
+    repeated="{FUZZED_FILES} files",
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_harmed_files_are_refused_in_words(kind: str, base: Path, tmp_path: Path, counted: Counted) -> None:
     count = round(FUZZED_FILES * KINDS[kind])

@@ -44,26 +44,13 @@ GENERATORS = (
 PROGRAMS = (("git", "-c", "core.fsmonitor=false"), (sys.executable, "-P", "-m", "codistill.data.decoder"))
 """Commands that codistill itself runs; no file can change these words."""
 STARTS = (
-    "subprocess.Popen",
-    "os.system",
-    "os.exec",
-    "os.posix_spawn",
-    "os.spawn",
-    "os.fork",
-    "os.forkpty",
-    "pty.spawn",
+    *("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn"),
+    *("os.fork", "os.forkpty", "pty.spawn", "webbrowser.open"),
 )
-FOREIGN = ("ctypes.dlopen", "ctypes.cdata", "marshal.load", "pickle.find_class", "code.__new__", "webbrowser.open")
+FOREIGN = ("ctypes.dlopen", "ctypes.cdata", "marshal.load", "pickle.find_class", "code.__new__")
 CHANGES = (
-    "os.remove",
-    "os.rename",
-    "os.rmdir",
-    "os.mkdir",
-    "os.truncate",
-    "os.link",
-    "os.symlink",
-    "os.chmod",
-    "os.chown",
+    *("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.truncate"),
+    *("os.link", "os.symlink", "os.chmod", "os.chown"),
 )
 BELOW_DESCRIPTOR = ("os.remove", "os.rename", "os.rmdir", "os.mkdir")
 """Events whose last argument is the descriptor of the folder that a path is below, or -1."""
@@ -132,7 +119,8 @@ class Guard:
         """Whether the entry of this name is below a writable folder; the entry itself may be a link."""
         if isinstance(path, int):  # opened before
             return True
-        place = Path("" if folder is None else os.readlink(f"/proc/self/fd/{folder}"), os.fsdecode(path))  # type: ignore[arg-type]  # noqa: PTH115
+        name = os.fsdecode(path)  # type: ignore[arg-type]
+        place = Path(name) if folder is None else Path(f"/proc/self/fd/{folder}", name)
         return is_below(str(Path(os.path.realpath(place.parent), place.name)), self.writable)
 
 

@@ -231,7 +231,7 @@ def other_picture(content: bytes, chance: random.Random) -> bytes:
 def other_tar(content: bytes, chance: random.Random) -> bytes:
     """One member with another name, type, size or content, and a header that fits."""
     with tarfile.open(fileobj=io.BytesIO(content)) as tar:
-        members = [(info, tar.extractfile(info).read()) for info in tar]  # type: ignore[union-attr]
+        members = [(info, tar.extractfile(info).read()) for info in tar]
     number = chance.randrange(len(members))
     info, data = members[number]
     match chance.choice(["name", "type", "size", "content", "twice", "order", "label"]):
