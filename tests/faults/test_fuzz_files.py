@@ -122,6 +122,8 @@ def make_sound(file: Path) -> None:
 def prepared(kind: str, number: int, base: Path, desk: Path) -> tuple[str, Attempt, list[Path]]:
     """Harm one file of a copy; return what is done to which file, the attempt, and where it may write."""
     chance = random.Random(f"{kind} {number}")
+    if kind == "request":
+        return "watch", lambda: watched(chance, base), []
     shutil.copytree(base / kind, desk / kind)
     (desk / "out").mkdir()
     files = sorted(path for path in (desk / kind).rglob("*") if path.is_file() and path.name != "lock")
@@ -139,10 +141,7 @@ def prepared(kind: str, number: int, base: Path, desk: Path) -> tuple[str, Attem
 def repeat(kind: str, number: int, base: Path, desk: Path) -> str | None:
     """Do one case; return its failure."""
     desk.mkdir()
-    if kind == "request":
-        title, attempt, written = "watch", lambda: watched(random.Random(f"{kind} {number}"), base), []
-    else:
-        title, attempt, written = prepared(kind, number, base, desk)
+    title, attempt, written = prepared(kind, number, base, desk)
     found = guarded(attempt, written, talks=kind == "request")
     shutil.rmtree(desk)
     return found and f"{kind} {number}, {title}: {found}"
@@ -196,7 +195,7 @@ def watched(chance: random.Random, base: Path) -> str | None:
         return said.getvalue()
     for request, content in answers:
         if content and not content.startswith(
-            (*(f"HTTP/1.0 {code} ".encode() for code in ANSWERS), b"<!DOCTYPE HTML>")
+            (*(f"HTTP/1.0 {code} ".encode() for code in ANSWERS), b"<!doctype html>")
         ):
             return f"{request!r:.300} is answered with {content!r:.300}"
     return None if last.startswith(b"HTTP/1.0 200 ") else f"not answered after {answers!r:.2000}"
@@ -229,7 +228,8 @@ def accept_what_is_sound(kind: str, base: Path, desk: Path) -> None:
 
 def try_all(desk: Path) -> None:
     """In a process of its own, of which every case is a fork."""
-    base, failures = make_base(desk / "base"), []
+    base = make_base(desk / "base")
+    failures: list[str] = []
     for kind, share in KINDS.items():
         (desk / kind).mkdir()
         accept_what_is_sound(kind, base, desk / kind)

@@ -26,7 +26,7 @@ BLOCKED_S = 120
 """A process that waits takes no CPU time. Generous, because other processes may have all cores."""
 INSTALLED = tuple(
     {
-        os.path.realpath(place)
+        os.path.realpath(str(place))
         for place in (
             *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
             *site.getsitepackages(),
@@ -37,7 +37,7 @@ INSTALLED = tuple(
 )
 CODE = (".py", ".pyc", ".pyd", ".so", ".dylib", ".dll", ".pth")
 # They execute text that they have made from classes and graphs: methods, annotations, traced code.
-GENERATORS = (
+GENERATORS: tuple[str, ...] = (
     *("/dataclasses.py", "/collections/__init__.py", "/typing.py"),
     *("/torch/fx/graph_module.py", "/torch/fx/experimental/proxy_tensor.py"),
 )
@@ -180,9 +180,9 @@ def guarded(attempt: Callable[[], str | None], writable: Iterable[Path], *, talk
 
 
 def _attempt(attempt: Callable[[], str | None], guard: Guard, answer: int, stacks: int) -> None:
-    faulthandler.enable(stacks)  # type: ignore[arg-type]
-    faulthandler.dump_traceback_later(BLOCKED_S, exit=True, file=stacks)  # type: ignore[arg-type]
-    faulthandler.register(signal.SIGPROF, file=stacks, chain=True)  # type: ignore[arg-type]
+    faulthandler.enable(stacks)
+    faulthandler.dump_traceback_later(BLOCKED_S, exit=True, file=stacks)
+    faulthandler.register(signal.SIGPROF, file=stacks, chain=True)
     signal.setitimer(signal.ITIMER_PROF, CPU_S)
     sys.dont_write_bytecode = True
     tempfile.tempdir = guard.writable[0] if guard.writable else "/nowhere"
