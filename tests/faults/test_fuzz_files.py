@@ -193,10 +193,9 @@ def watched(chance: random.Random, base: Path) -> str | None:
             thread.join()
     if said.getvalue():
         return said.getvalue()
+    statuses = *(f"HTTP/1.0 {code} ".encode() for code in ANSWERS), b"<!doctype html>", b"<!DOCTYPE HTML>"  # HTTP/0.9
     for request, content in answers:
-        if content and not content.startswith(
-            (*(f"HTTP/1.0 {code} ".encode() for code in ANSWERS), b"<!doctype html>")
-        ):
+        if content and not content.startswith(statuses):
             return f"{request!r:.300} is answered with {content!r:.300}"
     return None if last.startswith(b"HTTP/1.0 200 ") else f"not answered after {answers!r:.2000}"
 
