@@ -1,10 +1,12 @@
 """``codistill train --nproc``, torchrun and Slurm: runs that are started, killed, stopped and misconfigured."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,9 +18,10 @@ from typer.testing import CliRunner
 
 from codistill import recipes
 from codistill.cli.app import app
-from codistill.distributed.launch import LAUNCHER, is_orphaned, launch, local_store
+from codistill.distributed.launch import launch, local_store
 from codistill.distributed.layout import LayoutRequest, check_request
 from codistill.distributed.rendezvous import is_loopback
+from codistill.engine.signals import LAUNCHER, is_orphaned
 from support.processes import in_new_process
 from support.ranks import LAUNCHED
 from support.runs import checksums, train
@@ -161,17 +164,38 @@ def test_torchrun_starts_it_too(undisturbed: dict[str, str], tmp_path: Path) -> 
     assert checksums(out) == undisturbed
 
 
-def test_a_port_in_use_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.promise(
+    "port",
+    "When another program has the port at which ranks meet, and does not answer, every rank ends within `--timeout`, "
+    "with exit code 2, the address and what to type.",
+    repeated="both, rank 0 and another",
+)
+@pytest.mark.parametrize(
+    ("rank", "reason"),
+    [
+        (0, "its port is in use; choose another MASTER_PORT"),
+        (1, "nothing answers there within 1 s; start rank 0 .* or choose another port"),
+    ],
+)
+def test_a_port_that_another_program_has_is_reported_by_every_rank(
+    rank: int, reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The program accepts connections and never answers; it only ends to end a test that would wait for ever."""
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
-        place = {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "localhost", "MASTER_PORT": taken.getsockname()[1]}
+        port = taken.getsockname()[1]
+        place = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "localhost", "MASTER_PORT": port}
         for variable, value in place.items():
             monkeypatch.setenv(variable, str(value))
-        ended = CliRunner().invoke(app, ["train", *LAUNCHED, "--timeout=2", "--out", str(tmp_path / "run")])
+        limit = threading.Timer(60, lambda: taken.shutdown(socket.SHUT_RDWR))
+        limit.start()
+        ended = CliRunner().invoke(app, ["train", *LAUNCHED, "--timeout=1", "--out", str(tmp_path / "run")])
+        assert limit.is_alive(), "it waited until the program ended"
+        limit.cancel()
     assert ended.exit_code == 2
-    assert "error: rank 0 cannot meet the other ranks at localhost" in ended.stderr
-    assert "its port is in use; choose another" in ended.stderr
+    assert re.search(f"error: rank {rank} cannot meet the other ranks at localhost:{port}: {reason}", ended.stderr)
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_example_is_for_four_processes() -> None:

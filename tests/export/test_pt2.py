@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import sys
-import zipfile
 from hashlib import sha256
 from pathlib import Path
 
@@ -15,25 +14,15 @@ from PIL import Image
 from codistill.export.export import Exported, export_network
 from codistill.export.formats import FORMATS, Identity, Pt2
 from codistill.export.predict import predict
+from support.exports import with_code
 
 MODULE = "module_named_in_a_pt2"
 
 
-def with_code(source: Path, out: Path) -> Path:
-    """Copies an export; the spec of its inputs names a module, which torch imports to read it."""
+def export_with_code(source: Path, out: Path) -> Path:
+    """Copies an export; its model names a module."""
     shutil.copytree(source, out)
-    with zipfile.ZipFile(source / "model.pt2") as archive:
-        parts = {name: archive.read(name) for name in archive.namelist()}
-    (model,) = (name for name in parts if name.endswith("models/model.json"))
-    program = json.loads(parts[model])
-    signature = program["graph_module"]["module_call_graph"][0]["signature"]
-    protocol, spec = json.loads(signature["in_spec"])
-    spec["context"] = json.dumps({"__enum__": True, "fqn": f"{MODULE}:TABLE", "name": "KEY"})
-    signature["in_spec"] = json.dumps([protocol, spec])
-    parts[model] = json.dumps(program).encode()
-    with zipfile.ZipFile(out / "model.pt2", "w") as archive:
-        for name, content in parts.items():
-            archive.writestr(name, content)
+    (out / "model.pt2").write_bytes(with_code((source / "model.pt2").read_bytes(), f"{MODULE}:TABLE", "KEY"))
     manifest = json.loads((out / "export.json").read_text())
     digest = sha256((out / "model.pt2").read_bytes()).hexdigest()
     (out / "export.json").write_text(json.dumps({**manifest, "sha256": digest}))
@@ -45,7 +34,7 @@ def hostile(exported: dict[str, Exported], tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / f"{MODULE}.py").write_text("TABLE = {}\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, MODULE, raising=False)
-    return with_code(exported["pt2"].model.parent, tmp_path / "hostile")
+    return export_with_code(exported["pt2"].model.parent, tmp_path / "hostile")
 
 
 def test_torch_would_have_imported_the_module(hostile: Path) -> None:

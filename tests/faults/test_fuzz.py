@@ -13,17 +13,11 @@ from typer.testing import CliRunner
 from codistill import recipes
 from codistill.cli.app import app
 from codistill.recipes import parse
+from support.mutations import NASTY, mutated
 from support.stress import FUZZED, STRESS, Counted
 
 SCREEN_LINES = 40
 SOURCES = ("quickstart", "cifar100/resnet-110-twins", "table3/c2", "kd/wrn-28-10-resnet-110")
-NASTY = [
-    *("null", "~", "true", "on", "-1", "0", "1e400", ".nan", ".inf", "9" * 400, "0x10", "1_000", "''", '""', "''''"),
-    *("[]", "{}", "[[[[", "}", "&a [*a]", "*a", "!!python/object/apply:os.system ['touch MARKER']", "!!binary aa=="),
-    *("<<: *x", "? a", "- -", "%TAG ! x", "---", "...", "\ud800".encode("utf-8", "surrogatepass").decode("latin-1")),
-    *("../../etc/passwd", "/dev/zero", "$(touch MARKER)", "`id`", "%s%n", "{0.__class__}", "a/final->a/final"),
-    *("wrn-10-1", "wrn-999999-1", "resnet-8", "densenet-40-12", "kd", "dcm", "sgd", "adamw", "cosine", "folder"),
-]
 TINY = {
     "networks": {"a": "wrn-10-1", "b": "resnet-8"},
     "data": {"name": "fashion"},
@@ -42,37 +36,6 @@ def leaves(values: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
 
 WHOLE = [recipes.dumps(recipes.Recipe.check(TINY)), *(recipes.dumps(recipes.get(name)) for name in SOURCES[:3])]
 KEYS = [".".join(path) for path in leaves(recipes.get("quickstart").model_dump(mode="json"))]
-
-
-def with_character(written: str, chance: random.Random) -> str:
-    place = chance.randrange(len(written) + 1)
-    return written[:place] + chr(chance.choice([*range(128), 0x85, 0x2028, 0xFEFF])) + written[place:]
-
-
-def without_some(written: str, chance: random.Random) -> str:
-    place = chance.randrange(len(written) + 1)
-    return written[:place] + written[place + chance.randint(1, 9) :]
-
-
-def with_other_line(written: str, chance: random.Random) -> str:
-    """Another value, indentation or order, a line twice, none of the rest."""
-    lines = written.split("\n")
-    at, other = chance.randrange(len(lines)), chance.randrange(len(lines))
-    changed = {
-        "value": [lines[at].split(":")[0] + ": " + chance.choice([*NASTY, "0.5", "1", "2"])],
-        "indentation": [chance.choice(["  ", "\t", " "]) + lines[at]],
-        "order": [lines[other], lines[at]],
-        "line": [chance.choice(NASTY)],
-    }
-    kind = chance.choice([*changed, "end"])
-    return "\n".join(lines[:at] if kind == "end" else [*lines[:at], *changed[kind], *lines[at + 1 :]])
-
-
-def mutated(written: str, chance: random.Random) -> str:
-    """One to three small harms."""
-    for _ in range(chance.randint(1, 3)):
-        written = chance.choice([with_character, without_some, with_other_line, with_other_line])(written, chance)
-    return written
 
 
 def change(chance: random.Random) -> str:

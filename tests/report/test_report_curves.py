@@ -70,7 +70,7 @@ def test_a_ramp_has_a_chart_and_its_mean_weights_are_taken_out(tmp_path: Path) -
     (entry,) = look(made_up_run(tmp_path / "run", quick(transfer=ramp))).entries
     chart = curves.divergences(entry, "row0")
     assert chart is not None
-    terms = [one["terms"]["b/final->a/final"] for one in entry.first.records]
+    terms = [one.terms["b/final->a/final"] for one in entry.first.records]
     # The weight rises from 0 to 1/3 in epochs 4 to 9, by 1/18 in each; before, nothing was transferred.
     gates = [0.5 / 6, 1.5 / 6, 2.5 / 6, 3.5 / 6, 4.5 / 6, 5.5 / 6, 1, 1, 1]
     assert chart.series[0].x == tuple(range(4, 13))

@@ -3,19 +3,27 @@
 import errno
 import io
 import os
+import re
 import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from codistill.cli.study import StudyProgress, run_study
-from codistill.studies.plan import PlannedRun
+from codistill.engine.signals import LAUNCHER
+from codistill.recipes.schema import Recipe
+from codistill.runs.files import LOCK_FILE, last_writer, lock_run
+from codistill.studies import catalogue
+from codistill.studies.plan import PlannedRun, plan_runs
+from codistill.studies.runner import train_command
+from support.processes import started_process
 from support.study_call import ON_CPU, StudyCall
-from support.synthetic import pretend
+from support.synthetic import FINISH, fill, pretend
 
 pytestmark = pytest.mark.usefixtures("quick")
 WAIT_TO_BE_ASKED = """
@@ -140,3 +148,100 @@ def test_whatever_ends_a_study_its_children_are_asked_to_stop(tmp_path: Path, mo
     with pytest.raises(RuntimeError, match="a bug"):
         StudyCall(tmp_path / "out", command=command)
     assert len(list((tmp_path / "out" / "runs").glob("*/saved"))) == 2
+
+
+# Would train for hours, and saves only when it is stopped.
+ENDLESS = ["data.train_limit=20", "data.test_limit=20", "batch_size=20", "length.epochs=100000", "runtime.threads=1"]
+ENDLESS += ["evaluation.every_epochs=1", "evaluation.all_every_epochs=1", "checkpoints.every_s=1e9", ON_CPU]
+
+
+def train_endless(out: Path) -> None:
+    StudyCall(out, seeds=1, jobs=1, methods=["dml"], overrides=ENDLESS, command=train_command)
+
+
+def wait_for(happened: Callable[[], bool]) -> None:
+    until = time.monotonic() + 120
+    while not happened() and time.monotonic() < until:
+        time.sleep(0.02)
+    assert happened()
+
+
+def is_free(run: Path) -> bool:
+    with suppress(ValueError), lock_run(run):
+        return True
+    return False
+
+
+@pytest.mark.promise(
+    "orphans",
+    "A study's trainings and the ranks of `--nproc` end with the command that started them, also if it is killed by "
+    "SIGKILL: after their step they save and stop. The same study, typed again at once, names the processes that still "
+    "write its runs, waits for them and continues the runs.",
+    repeated="once",
+)
+def test_a_killed_study_ends_its_trainings(tmp_path: Path) -> None:
+    study = started_process(train_endless, tmp_path)
+    wait_for(lambda: any(file.stat().st_size for file in tmp_path.glob("runs/*/journal.jsonl")))
+    (run,) = (tmp_path / "runs").iterdir()
+    training = int(last_writer(run))
+    study.kill()
+    study.join()
+    try:
+        wait_for(lambda: is_free(run))
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(training, signal.SIGKILL)
+    (log,) = (tmp_path / "logs").iterdir()
+    assert "Stopped; everything is saved. Continue with the same command" in log.read_text()
+    assert list((run / "checkpoints").iterdir())
+
+
+@pytest.mark.promise("orphans")
+@pytest.mark.parametrize("finishes", [False, True], ids=["stopped", "finished"])
+def test_a_run_that_another_process_writes_is_waited_for(tmp_path: Path, finishes: bool) -> None:
+    """This process writes it until the study has said so, and finishes it or not; the others are trained meanwhile."""
+    out, screen = tmp_path / "out", io.StringIO()
+    runs = plan_runs(catalogue.get("demo"), [41], [ON_CPU], out, threads=1).runs
+    writing = ExitStack()
+    runs[0].folder.mkdir(parents=True)
+    writing.enter_context(lock_run(runs[0].folder))
+
+    def others_have_finished() -> bool:
+        return all(run.is_finished for run in runs[1:])
+
+    def end() -> None:
+        if finishes:
+            fill(runs[0].folder, runs[0].recipe)
+        writing.close()
+
+    thread = when(others_have_finished, end)
+    trained = pretend(tmp_path / "scratch")
+    call = StudyCall(out, seeds=1, jobs=1, command=trained, console=Console(file=screen, width=200))
+    thread.join()
+    shown = screen.getvalue()
+    assert call.code == 0, shown
+    assert shown.count(f"another process (pid {os.getpid()}) is writing this run") == 1
+    assert shown.index("waiting: ") < shown.index("finished: ")
+    assert (f"started: {runs[0].title}" in shown) is not finishes
+
+
+def test_children_know_the_study_that_started_them(tmp_path: Path) -> None:
+    knows = f"import os, sys\nif os.environ[{LAUNCHER!r}] != str(os.getppid()): sys.exit('an orphan')\n{FINISH}"
+    assert StudyCall(tmp_path / "out", command=pretend(tmp_path / "scratch", lambda recipe, folder: knows)).code == 0
+
+
+def test_a_run_that_is_locked_while_it_starts_is_tried_again(tmp_path: Path) -> None:
+    """The child is refused by a process that has ended before the study looks at the lock."""
+
+    def refused(recipe: Recipe, folder: Path) -> str:
+        (folder / LOCK_FILE).parent.mkdir(parents=True, exist_ok=True)
+        tried = folder / "tried"
+        return (
+            f"import os, sys\nif not os.path.exists({str(tried)!r}):\n    open({str(tried)!r}, 'w')\n"
+            f"    open({str(folder / LOCK_FILE)!r}, 'w').write('1')\n    sys.exit(2)\n{FINISH}"
+        )
+
+    call = StudyCall(tmp_path / "out", seeds=1, command=pretend(tmp_path / "scratch", refused))
+    assert call.code == 0
+    assert len(re.findall("written by another process: ", call.printed)) == 3
+    assert "Failed" not in call.printed

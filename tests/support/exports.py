@@ -1,8 +1,11 @@
-"""Scripts that use an exported network without codistill: our own, and those of docs/export.md."""
+"""Scripts that use an exported network without codistill, our own and those of docs/export.md; a pt2 file with code."""
 
+import io
+import json
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 DOCS = Path(__file__).parents[2] / "docs" / "export.md"
@@ -37,3 +40,21 @@ def run(script: str, folder: Path, *arguments: str, alone: bool = True) -> str:
     ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
+
+
+def with_code(archive: bytes, table: str, key: str) -> bytes:
+    """Copies a pt2 archive; the spec of its inputs names a module, which torch imports to read it: ``table[key]``."""
+    with zipfile.ZipFile(io.BytesIO(archive)) as source:
+        parts = {name: source.read(name) for name in source.namelist()}
+    (model,) = (name for name in parts if name.endswith("models/model.json"))
+    program = json.loads(parts[model])
+    signature = program["graph_module"]["module_call_graph"][0]["signature"]
+    protocol, spec = json.loads(signature["in_spec"])
+    spec["context"] = json.dumps({"__enum__": True, "fqn": table, "name": key})
+    signature["in_spec"] = json.dumps([protocol, spec])
+    parts[model] = json.dumps(program).encode()
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as target:
+        for name, content in parts.items():
+            target.writestr(name, content)
+    return out.getvalue()

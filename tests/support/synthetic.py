@@ -69,7 +69,7 @@ def made_up_result(recipe: Recipe) -> dict[str, Any]:
 
 def fill(folder: Path, recipe: Recipe, result: Mapping[str, Any] | None = None) -> None:
     """Make ``folder`` a finished run."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     RunFolder(folder).write_recipe(recipe)
     write_sealed(folder / "result.json", result or made_up_result(recipe), sort_keys=False)
 

@@ -26,9 +26,9 @@ from codistill.cli.terminal import (
     network_table,
     shows_tracebacks,
 )
-from codistill.distributed.launch import LAUNCHER, is_orphaned, is_rank, launch
+from codistill.distributed.launch import is_rank, launch
 from codistill.distributed.layout import LayoutRequest, check_request
-from codistill.engine.signals import StoppedEarlyError, StopRequest
+from codistill.engine.signals import LAUNCHER, StoppedEarlyError, StopRequest
 from codistill.errors import ExitCode, printable
 from codistill.log import logging_to
 from codistill.recipes.schema import Recipe
@@ -157,7 +157,7 @@ def train_as_rank(recipe: Recipe, folder: Path, options: LaunchOptions, *, quiet
                 folder,
                 world,
                 request=options.layout,
-                stop=lambda: stop() or is_orphaned(),
+                stop=stop,
                 heartbeat=shown.heartbeat,
                 show=show,
             )

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
+from codistill.engine.signals import launched_by_this_process
 from codistill.errors import ExitCode, RunError
 from codistill.hardware import cores
 from codistill.log import log
@@ -25,19 +26,11 @@ POLL_S = 0.05
 GRACE_S = 10.0
 """How long the other ranks may take to end after one has failed; then they are killed."""
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-LAUNCHER = "CODISTILL_LAUNCHER"
-"""Holds the process ID of ``codistill train --nproc``; its ranks stop when it has died."""
 
 
 def is_rank() -> bool:
     """Whether a launcher has started this process as one of several ranks."""
     return all(name in os.environ for name in RANK_VARIABLES) and os.environ["WORLD_SIZE"] != "1"
-
-
-def is_orphaned() -> bool:
-    """Whether this rank's launcher has died."""
-    launcher = os.environ.get(LAUNCHER)
-    return launcher is not None and launcher != str(os.getppid())
 
 
 @dataclass(frozen=True)
@@ -123,7 +116,7 @@ def rank_environment(rank: int, processes: int, port: int) -> dict[str, str]:
     """Returns torchrun's variables. The ranks divide the cores, unless OMP_NUM_THREADS is set."""
     return {
         "OMP_NUM_THREADS": str(max(1, cores() // processes)),
-        **os.environ,
+        **launched_by_this_process(),
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(processes),
@@ -132,7 +125,6 @@ def rank_environment(rank: int, processes: int, port: int) -> dict[str, str]:
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
-        LAUNCHER: str(os.getpid()),
     }
 
 

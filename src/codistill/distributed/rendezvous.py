@@ -10,6 +10,7 @@ import ipaddress
 import json
 import os
 import secrets
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -43,11 +44,38 @@ def join(timeout_s: float) -> ProcessGroup:
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     try:
-        store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
+        store = connect(timeout_s)
     except RuntimeError as error:
-        reason = "its port is in use; choose another" if "EADDRINUSE" in str(error) else "it does not answer"
+        reason = (
+            "its port is in use; choose another MASTER_PORT"
+            if "EADDRINUSE" in str(error)
+            else f"nothing answers there within {timeout_s:g} s; start rank 0 with the same MASTER_ADDR and "
+            "MASTER_PORT, or choose another port if another program has taken this one"
+        )
         raise ValueError(f"rank {rank} cannot meet the other ranks at {address}:{port}: {reason}") from error
     return ProcessGroup(rank, size, PrefixStore(agree_on_prefix(store, rank, size, timeout_s), store), timeout_s)
+
+
+def connect(timeout_s: float) -> Store:
+    """Returns the store of all ranks; raises RuntimeError if nothing at its address answers in time.
+
+    Torch's time limit is for the connection; it then waits for ever for a first answer, which another program that has
+    taken the port does not give. So a daemon thread waits, which does not keep the process alive.
+    """
+    outcome: list[Store | RuntimeError] = [RuntimeError("no answer")]
+
+    def wait() -> None:
+        try:
+            outcome.append(next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))[0])
+        except RuntimeError as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if isinstance(outcome[-1], RuntimeError):
+        raise outcome[-1]
+    return outcome[-1]
 
 
 def is_loopback(address: str) -> bool:

@@ -1,5 +1,6 @@
-"""Signals that ask a training to stop, handled while it runs."""
+"""What asks a training to stop while it runs: signals, and the end of the process that started it."""
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -11,6 +12,20 @@ from typing import Self
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 Handler = Callable[[int, FrameType | None], None]
+
+LAUNCHER = "CODISTILL_LAUNCHER"
+"""Holds the process ID of the ``codistill study`` or ``codistill train --nproc`` that started this process."""
+
+
+def launched_by_this_process() -> dict[str, str]:
+    """Return the environment of a training that stops when this process has died, even by SIGKILL."""
+    return {**os.environ, LAUNCHER: str(os.getpid())}
+
+
+def is_orphaned() -> bool:
+    """Whether the process that started this one, and would have passed on a signal, has died."""
+    launcher = os.environ.get(LAUNCHER)
+    return launcher is not None and launcher != str(os.getppid())
 
 
 @contextmanager
@@ -39,9 +54,9 @@ class StoppedEarlyError(KeyboardInterrupt):
 class StopRequest:
     """``with StopRequest() as stop:`` the first signal makes ``stop()`` true, and the second ends the command at once.
 
-    The first signal only sets a flag, because it may interrupt anything, printing and saving included. But before the
-    first call of ``stop()`` nothing has been trained, and reading data or compiling may take minutes: there it raises
-    StoppedEarlyError at once.
+    It is true for an orphan as well, which nobody could stop any more. The first signal only sets a flag, because it
+    may interrupt anything, printing and saving included. But before the first call of ``stop()`` nothing has been
+    trained, and reading data or compiling may take minutes: there it raises StoppedEarlyError at once.
     """
 
     def __init__(self) -> None:
@@ -51,7 +66,7 @@ class StopRequest:
 
     def __call__(self) -> bool:
         self._is_asked = True
-        return self.is_heard
+        return self.is_heard or is_orphaned()
 
     def __enter__(self) -> Self:
         self._listening.enter_context(handled(self._hear))

@@ -186,6 +186,10 @@ def read_json(path: Path, max_bytes: int = 2**20, *, follow_links: bool = False)
         raise RunError(f"{path} is not readable as JSON: {error}") from error
 
 
+class BusyError(RunError):
+    """Another process is writing the run."""
+
+
 @contextmanager
 def lock_run(folder: Path) -> Iterator[None]:
     """One writer per run: ``with lock_run(folder):``. The kernel releases the lock when the process ends in any way.
@@ -209,13 +213,21 @@ def _lock(descriptor: int, folder: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
-        raise RunError(
-            f"{folder}: another process (pid {holder}) is writing this run; "
+        raise BusyError(
+            f"{folder}: another process (pid {last_writer(folder) or 'unknown'}) is writing this run; "
             "let it finish or stop it, or choose another folder with --out"
         ) from error
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+
+
+def last_writer(folder: Path) -> str:
+    """Return the process ID of the process that writes the run, or wrote it last; empty if none has."""
+    try:
+        with open(folder / LOCK_FILE, errors="replace", opener=open_regular) as lock:
+            return lock.read(32).strip()
+    except (OSError, RunError):
+        return ""
 
 
 _held: set[int] = set()

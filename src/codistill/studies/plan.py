@@ -40,7 +40,10 @@ class PlannedRun:
 
     @property
     def is_finished(self) -> bool:
-        return self.result_file.exists()
+        """Whether there is a result; a run that would restore a missing weight file is trained to its end again."""
+        run = RunFolder(self.folder)
+        restores = run.has_checkpoint() and not all(run.weights(name).exists() for name in self.recipe.networks)
+        return run.result.exists() and not restores
 
     @property
     def has_begun(self) -> bool:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, Self
 
-from codistill.engine.signals import handled
-from codistill.errors import ExitCode
+from codistill.engine.signals import handled, launched_by_this_process
+from codistill.errors import ExitCode, RunError
 from codistill.recipes import Recipe, parse
-from codistill.runs.files import open_regular, write_atomically
+from codistill.runs.files import BusyError, last_writer, lock_run, open_regular, write_atomically
 from codistill.runs.folder import RunFolder
 from codistill.studies.plan import PlannedRun
 
@@ -74,6 +74,8 @@ class _Child:
     log_file: Path
     log_start: int
     """Size of the log in bytes when the process started; what comes before is from earlier processes of the run."""
+    earlier_writer: str
+    """Process ID in the run's lock when the process started."""
 
     def log_tail(self) -> tuple[str, ...]:
         """The last lines that this process wrote to the log."""
@@ -82,17 +84,24 @@ class _Child:
             text = log.read().decode(errors="replace")
         return tuple(text.rstrip().splitlines()[-TAIL_LINES:])
 
+    def is_refused(self) -> bool:
+        """Whether the process found the run locked by another one, which may have ended since."""
+        known = self.earlier_writer, str(self.process.pid)
+        return self.process.returncode == ExitCode.WRONG_INPUT and last_writer(self.run.folder) not in known
+
 
 def run_all(
     runs: Sequence[PlannedRun], out: Path, *, jobs: int, display: Display, command: Command = train_command
 ) -> Outcome:
     """Train every run, at most ``jobs`` at a time; finished runs are skipped, interrupted ones continued.
 
-    A failed run does not stop the others. Ctrl-C (or another of ``SIGNALS``) asks the children to save and stop.
+    A failed run does not stop the others. Ctrl-C (or another of ``SIGNALS``) asks the children to save and stop. A run
+    that another process is writing, such as the child of a study that was killed, waits until that has ended.
     """
     waiting = [run for run in runs if not run.is_finished]
     children: list[_Child] = []
     outcome = Outcome()
+    busy: set[str] = set()
     signals: list[int] = []  # only counted, so that a signal never interrupts the start or the end of a child
     try:
         with handled(lambda number, frame: signals.append(number)), display:
@@ -101,13 +110,19 @@ def run_all(
                     _stop(children, display, at_once=outcome.is_interrupted)
                     outcome.is_interrupted = True
                 _drop_blocked(waiting, outcome)
-                while not outcome.is_interrupted and len(children) < jobs and (run := _next_ready(waiting)):
+                while (
+                    not outcome.is_interrupted and len(children) < jobs and (run := _next_ready(waiting, busy, display))
+                ):
                     children.append(_start(run, out, command))
                     waiting.remove(run)
                     display.started(run)
                 for child in [child for child in children if child.process.poll() is not None]:
                     children.remove(child)
-                    _conclude(child, outcome, display)
+                    if not child.run.is_finished and child.is_refused():
+                        waiting.append(child.run)
+                        display.ended(child.run, "written by another process")
+                    else:
+                        _conclude(child, outcome, display)
                 display.update([child.run for child in children])
                 time.sleep(POLL_S)
     finally:
@@ -115,12 +130,28 @@ def run_all(
     return outcome
 
 
-def _next_ready(waiting: Sequence[PlannedRun]) -> PlannedRun | None:
-    return next((run for run in waiting if all(needed.is_finished for needed in run.needs)), None)
+def _next_ready(waiting: Sequence[PlannedRun], busy: set[str], display: Display) -> PlannedRun | None:
+    ready = (run for run in waiting if all(needed.is_finished for needed in run.needs))
+    return next((run for run in ready if _is_free(run, busy, display)), None)
+
+
+def _is_free(run: PlannedRun, busy: set[str], display: Display) -> bool:
+    """Whether no other process writes the run; one that does is shown once, and its message kept in ``busy``."""
+    try:
+        with lock_run(run.folder):
+            return True
+    except BusyError as error:
+        if str(error) not in busy:
+            busy.add(str(error))
+            display.show(f"waiting: {run.title}\n  {error}")
+        return False
+    except RunError:  # there is no folder yet, or the training reports what is wrong with it
+        return True
 
 
 def _drop_blocked(waiting: list[PlannedRun], outcome: Outcome) -> None:
-    """Move the runs whose teacher failed or stopped to the failures or the stopped runs."""
+    """Drop what another process has finished, and move runs whose teacher failed or stopped to the outcome."""
+    waiting[:] = [run for run in waiting if not run.is_finished]
     failed = {failure.run.folder for failure in outcome.failures}
     stopped = {run.folder for run in outcome.stopped}
     for run in list(waiting):
@@ -139,6 +170,7 @@ def _start(run: PlannedRun, out: Path, command: Command) -> _Child:
     write_atomically(recipe_file, parse.dumps(_stored_recipe(run) if run.has_begun else run.recipe))
     log_file = out / "logs" / f"{run.name}.log"
     log_file.parent.mkdir(parents=True, exist_ok=True)
+    earlier_writer = last_writer(run.folder)
     with open(log_file, "ab", opener=open_regular) as log:
         log_start = log.tell()
         # In its own process group: the terminal's Ctrl-C reaches only this process, which asks each child once.
@@ -148,8 +180,9 @@ def _start(run: PlannedRun, out: Path, command: Command) -> _Child:
             stdout=log,
             stderr=subprocess.STDOUT,
             process_group=0,
+            env=launched_by_this_process(),
         )
-    return _Child(run, process, recipe_file, log_file, log_start)
+    return _Child(run, process, recipe_file, log_file, log_start, earlier_writer)
 
 
 def _stored_recipe(run: PlannedRun) -> Recipe:
