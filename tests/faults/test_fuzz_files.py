@@ -110,23 +110,23 @@ def complaint(result: Any, names: tuple[str, ...]) -> str | None:
 
 
 def make_sound(file: Path) -> None:
-    """Let the checksums of a run, an export or a checkpoint agree with its files, as whoever made them would have done."""
+    """Let the checksums of a run, an export or a checkpoint agree with its files, as their maker would have done."""
     if (file.parent / "recipe.yaml").exists():
         reseal(file)
     elif file.parent.name == "weights":
         result = RunFolder(file.parent.parent).result
-        content = read_sealed(result)
-        content["networks"][file.stem]["weights"] = fingerprint(file)
-        write_sealed(result, content, sort_keys=False)
+        described = read_sealed(result)
+        described["networks"][file.stem]["weights"] = fingerprint(file)
+        write_sealed(result, described, sort_keys=False)
     manifest = file.parent / ("export.json" if (file.parent / "export.json").exists() else "manifest.json")
     if file == manifest or not manifest.exists():
         return
     facts, content = json.loads(manifest.read_text()), file.read_bytes()
     if facts.get("model") == file.name:
         facts["sha256"] = sha256(content).hexdigest()
-    for fingerprint in (facts.get("files", {}).get(file.name), facts.get(file.name)):
-        if fingerprint is not None:
-            fingerprint.update(bytes=len(content), sha256=sha256(content).hexdigest())
+    for recorded in (facts.get("files", {}).get(file.name), facts.get(file.name)):
+        if recorded is not None:
+            recorded.update(bytes=len(content), sha256=sha256(content).hexdigest())
     manifest.write_text(json.dumps(facts))
 
 
