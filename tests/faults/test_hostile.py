@@ -164,6 +164,7 @@ HOSTILE = {
     "recipe: an object to make": (recipe("name: !!python/object/apply:os.system ['touch MARKER']\n"), "are not read"),
     "recipe: a module to import": (recipe("name: !!python/module:this\nnetworks: os.system\n"), "are not read"),
     "image: a decompression bomb": (folder_with("train/cat/bomb.png", bomb(16_000)), "decompression bomb"),
+    "image: 81 megapixels in a few kilobytes": (folder_with("train/cat/bomb.png", bomb(9_000)), "387 MiB to decode"),
     "image: a pickle": (folder_with("train/cat/bad.png", SYSTEM % b"marker"), "cannot identify image file"),
     "shard: a path upwards": (shards_with(name="../../outside.png", size=0), "unexpected member"),
     "shard: a link": (shards_with(name="2.png", type=tarfile.SYMTYPE, linkname="/etc/passwd"), "unexpected member"),

@@ -10,7 +10,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from codistill.data.augmentation import centre_crop, normalise
-from codistill.data.decoder import SUFFIXES, decode
+from codistill.data.decoder import SUFFIXES, Request, decode, read_bytes
 from codistill.export import bundle, formats
 from codistill.export.bundle import Preprocessing
 from codistill.recipes.schema import Augment
@@ -96,7 +96,8 @@ class LoadedExport:
         if not file.is_file():
             return Unreadable(file, "not a regular file")
         try:
-            rgb_HWC = decode(file, self.preprocessing.resize[0], self.preprocessing.fit)
+            content = read_bytes(Request(str(file), 0, file.stat().st_size, None))
+            rgb_HWC = decode(content, self.preprocessing.resize[0], self.preprocessing.fit)
         except UnidentifiedImageError:
             return Unreadable(file, _unidentified(file.suffix.lower()))
         # Damaged images raise nearly anything: OSError, SyntaxError, struct.error, DecompressionBombError, …
