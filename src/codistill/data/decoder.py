@@ -69,6 +69,8 @@ class Decoder:
         try:
             content = read_bytes(request)
             rgb_HWC = decode(content, self.image_size, self.resize)
+        except MemoryError:
+            raise  # says nothing about the image
         # Damaged images raise nearly anything: OSError, SyntaxError, struct.error, DecompressionBombError, …
         except Exception as error:
             return Answer(_describe(error))
@@ -183,7 +185,10 @@ def main() -> None:
     memory = memoryview(mmap.mmap(descriptor, 0)) if descriptor is not None else None
     decoder = Decoder(settings["image_size"], settings["resize"], memory)
     for line in sys.stdin:
-        answers = [decoder.answer(Request(*request)) for request in json.loads(line)]
+        try:
+            answers = [decoder.answer(Request(*request)) for request in json.loads(line)]
+        except MemoryError:
+            sys.exit(1)  # the pool starts another worker
         print(json.dumps(answers), flush=True)
 
 

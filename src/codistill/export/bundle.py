@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from hashlib import file_digest
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from codistill.data.decoder import Resize
 from codistill.errors import RunError
@@ -21,9 +21,9 @@ from codistill.runs.folder import RunFolder
 LABELS, PREPROCESSING, CARD, MANIFEST = "labels.json", "preprocessing.json", "MODEL_CARD.md", "export.json"
 MODELS = {"model.safetensors": "safetensors", "model.pt2": "pt2", "model.onnx": "onnx"}
 VERSION = 1
-MAX_BYTES = 64 * 2**20
+MAX_LABELS_BYTES = 8 * 2**20
 
-Side = Annotated[int, Field(ge=1)]
+Side = Annotated[int, Field(ge=1, le=4096)]
 
 
 class Preprocessing(BaseModel):
@@ -46,6 +46,13 @@ class Preprocessing(BaseModel):
     std: tuple[float, ...]
     layout: Literal["NCHW"] = "NCHW"
     dtype: Literal["float32"] = "float32"
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        channels = len(self.channels) if self.channels else len(self.mean)
+        if not len(self.mean) == len(self.std) == channels:
+            raise ValueError("mean and std need one number per channel")
+        return self
 
 
 @dataclass(frozen=True)
@@ -117,8 +124,10 @@ def read(model: Path) -> Bundle:
     if not path.is_file() or _sha256(path) != manifest["sha256"]:
         raise ValueError(f"{path} is not the file that was exported (damaged or replaced); export it again")
     try:
-        labels = TypeAdapter(tuple[str, ...]).validate_python(read_json(folder / LABELS, MAX_BYTES, follow_links=True))
-        preprocessing = Preprocessing.model_validate(read_json(folder / PREPROCESSING, MAX_BYTES, follow_links=True))
+        labels = TypeAdapter(tuple[str, ...]).validate_python(
+            read_json(folder / LABELS, MAX_LABELS_BYTES, follow_links=True)
+        )
+        preprocessing = Preprocessing.model_validate(read_json(folder / PREPROCESSING, follow_links=True))
     except ValidationError as error:
         raise ValueError(f"{folder}: {LABELS} or {PREPROCESSING} is invalid; export it again: {error}") from None
     return Bundle(path, MODELS[path.name], labels, preprocessing)
