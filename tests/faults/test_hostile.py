@@ -311,8 +311,8 @@ HOSTILE = {
 @pytest.mark.promise(
     "hostile-files",
     "Hostile files are refused with a message: nothing is executed or written, and less than 300 MiB of "
-    "memory is used. Pickles, tars, terabyte headers, YAML bombs, image bombs. The tests of each reader "
-    "have more of them.",
+    "memory is used. Pickles, tars, terabyte headers, YAML bombs, image bombs, exports that name a larger network. "
+    "The tests of each reader have more of them.",
     repeated="{HOSTILE} files through the command line",
 )
 @pytest.mark.parametrize("case", HOSTILE)
