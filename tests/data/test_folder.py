@@ -135,7 +135,7 @@ def test_black_and_interlaced_images_are_whole(image_folder: Path, content: byte
     (image_folder / "train" / "cat" / "0.png").write_bytes(content)
     data = read(image_folder)
     assert len(data.train) == 6
-    assert data.train.pixels[0].unique().tolist() in ([0], [9])  # type: ignore[index]
+    assert data.train.pixels[0].unique().tolist() in ([0], [9])
 
 
 def test_images_of_16_bits_are_not_squeezed_silently(image_folder: Path) -> None:

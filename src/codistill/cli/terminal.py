@@ -56,7 +56,10 @@ def describe_error(error: Exception) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return printable(f"{error.filename}: {error.strerror}")
     if isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY):
-        return "this machine does not have enough free memory for this command; free some and run it again. What was saved is intact"
+        return (
+            "this machine does not have enough free memory for this command; free some and run it again. "
+            "What was saved is intact"
+        )
     if isinstance(error, RuntimeError | ImportError):
         first, *_ = str(error).splitlines() or ["no message"]
         return f"{type(error).__name__}: {first}; set CODISTILL_DEBUG=1 for the traceback"

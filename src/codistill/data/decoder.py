@@ -106,10 +106,11 @@ def decode(content: bytes, image_size: int, resize: Resize = "stretch") -> RgbAr
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about metadata; what cannot be decoded raises
         warnings.simplefilter("error", Image.DecompressionBombWarning)
-        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+        file = io.BytesIO(content)
+        with Image.open(file, formats=FORMATS) as image:
             if image.mode.startswith(("I", "F")):
                 raise ValueError(f"mode {image.mode}: more than 8 bits a channel")
-            _require_bounded(content, image, image_size)
+            _require_bounded(content, file.tell(), image, image_size)
             rgb = image if image.mode == "RGB" else image.convert("RGB")
             box = _centre_square(image.size) if resize == "short_side" else None
             resized = np.array(rgb.resize((image_size, image_size), Image.Resampling.BILINEAR, box))
@@ -118,13 +119,13 @@ def decode(content: bytes, image_size: int, resize: Resize = "stretch") -> RgbAr
             return resized
 
 
-def _require_bounded(content: bytes, image: Image.Image, image_size: int) -> None:
+def _require_bounded(content: bytes, header_bytes: int, image: Image.Image, image_size: int) -> None:
     """Raise if decoding would take more than MAX_DECODED_BYTES; only the image's header has been read."""
     width, height = image.size
     bands = len(image.getbands())
     pixel_bytes = (1 if bands == 1 else 4) + (0 if image.mode == "RGB" else 4)
     # libjpeg keeps all coefficients of an image of several scans, which need not be progressive.
-    if image.format != "PNG" and content.find(b"\xff\xda", image.fp.tell() if image.fp else 0) >= 0:
+    if image.format != "PNG" and content.find(b"\xff\xda", header_bytes) >= 0:
         pixel_bytes += 2 * bands
     needed = len(content) + width * height * pixel_bytes + 4 * image_size * height  # the last: resized horizontally
     if needed > MAX_DECODED_BYTES or max(width, height) > MAX_SIDE:

@@ -20,12 +20,12 @@ SHAPE_BYTES = 4096
 FLOAT = 1  # onnx.TensorProto.FLOAT
 
 
-class LargestOperation(TorchDispatchMode):
+class LargestOperation(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the largest size in bytes of an operation's inputs and outputs together, without weights."""
 
     def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.bytes = 0
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bytes: int = 0
         self.weights = {tensor.untyped_storage()._cdata for tensor in network.state_dict().values()}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -44,7 +44,7 @@ def image_bytes(network: nn.Module, shape: tuple[int, int, int]) -> int:
     computed = sum(tensor.nbytes for name, tensor in network.named_buffers() if name not in state)
     with LargestOperation(network) as largest:
         network(torch.empty(1, *shape, device="meta"))
-    return computed + largest.bytes
+    return int(computed + largest.bytes)
 
 
 def onnx_image_bytes(model: "onnx.ModelProto", shape: tuple[int, int, int]) -> int:
@@ -100,4 +100,4 @@ def _value_bytes(value: "onnx.ValueInfoProto") -> int:
     """Return the size of a tensor, 0 if it is not known."""
     tensor = value.type.tensor_type
     element_bytes = 4 if tensor.elem_type == FLOAT else 8
-    return element_bytes * prod(max(axis.dim_value, 0) for axis in tensor.shape.dim)
+    return int(element_bytes * prod(max(axis.dim_value, 0) for axis in tensor.shape.dim))

@@ -16,7 +16,7 @@ from codistill.networks.adapters.naming import is_library_name, parse_library_na
 if TYPE_CHECKING:
     from codistill.networks.backbone import Architecture
 
-# Upper bounds on what a name may ask for, beyond what papers train: even without memory, each layer takes time to build.
+# Upper bounds on what a name may ask for, beyond what papers train: even without memory, each layer takes time.
 DEEPEST = {"resnet": 1202, "wrn": 202, "densenet": 400}
 LIMITS = {"width": 64, "growth": 256}
 
