@@ -17,14 +17,23 @@ from support.tiny import tiny_recipe
 ESC = "\x1b]0;owned\x07"
 
 
-def test_no_memory_is_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried"),
+    ],
+)
+def test_no_memory_is_a_message(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
-        raise MemoryError
+        raise error
 
     monkeypatch.setattr("codistill.cli.explore.show_listings", fail)
     ended = call("list")
     assert (ended.exit_code, ended.stderr.startswith("error: ")) == (2, True)
-    assert "memory" in ended.stderr
+    assert "not have enough free memory" in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
 
 
 def test_class_names_in_data(tmp_path: Path) -> None:

@@ -74,13 +74,22 @@ def test_other_modes_become_rgb(image_folder: Path, mode: str) -> None:
     assert read(image_folder).train.pixels[0].min() >= 254
 
 
-def bomb(side: int) -> bytes:
-    """A valid black PNG of one bit a pixel: some kilobytes that unfold to ``side`` × ``side`` pixels."""
-    header = b"IHDR" + struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
-    data = b"IDAT" + zlib.compress(bytes((1 + side // 8) * side))
-    chunks = (header, data, b"IEND")
+def png(width: int, height: int, pixel_data: bytes, colour: int = 2, depth: int = 8, interlaced: int = 0) -> bytes:
+    """A PNG with these pixel data, however many there should be."""
+    header = b"IHDR" + struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, interlaced)
+    chunks = (header, b"IDAT" + zlib.compress(pixel_data), b"IEND")
     framed = (struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk)) for chunk in chunks)
     return b"\x89PNG\r\n\x1a\n" + b"".join(framed)
+
+
+def bomb(side: int) -> bytes:
+    """A valid black PNG of one bit a pixel: some kilobytes that unfold to ``side`` × ``side`` pixels."""
+    return png(side, side, bytes((1 + side // 8) * side), colour=0, depth=1)
+
+
+ROW = bytes([0, *range(1, 31)])  # filter 0, and ten RGB pixels
+# Adam7 by hand: of 3 × 3 pixels, passes 1 and 4 have one, 5 two, 6 one in each of two rows, 7 three.
+ADAM7 = bytes([0, 9, 9, 9]) * 2 + bytes([0, *[9] * 6]) + bytes([0, 9, 9, 9]) * 2 + bytes([0, *[9] * 9])
 
 
 def encoded(file_format: str) -> bytes:
@@ -95,7 +104,12 @@ BAD_IMAGES = {
     "empty": (b"", "cannot identify"),
     "truncated": (encoded("PNG")[:-300], "(?i)truncated|broken"),
     "truncated JPEG": (encoded("JPEG")[:-300], "(?i)truncated|broken"),
+    "ends after a third of its rows": (png(10, 30, ROW * 10), r"truncated: .* end after 310 of 930 bytes"),
+    "ends before its last row": (png(10, 30, ROW * 29), "end after 899 of 930 bytes"),
+    "interlaced, ends early": (png(3, 3, ADAM7[:-10], interlaced=1), "end after 23 of 33 bytes"),
     "bomb": (bomb(10_000), "decompression bomb"),
+    "81 megapixels": (bomb(9_000), "9000×9000 pixels of mode 1 take 387 MiB to decode; an image may take 256 MiB"),
+    "tall": (png(1, 70_000, bytes(2 * 70_000), colour=0), "sides of up to 65,535 pixels"),
     "larger bomb": (bomb(16_000), "decompression bomb"),
     "another format": (encoded("GIF"), "cannot identify"),
 }
@@ -114,6 +128,14 @@ def test_an_unreadable_image_is_named_or_skipped_and_counted(image_folder: Path,
     assert data.train.labels.tolist() == [0, 0, 0, 1, 1]
     assert data.train.pixels[1, 0, 0, 0] == 20, "the images after it moved up"  # type: ignore[index]
     assert data.train.pixels.untyped_storage().nbytes() == 5 * 3 * 8 * 8  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("content", [png(10, 30, bytes(31 * 30)), png(3, 3, ADAM7, interlaced=1), bomb(5_000)])
+def test_black_and_interlaced_images_are_whole(image_folder: Path, content: bytes) -> None:
+    (image_folder / "train" / "cat" / "0.png").write_bytes(content)
+    data = read(image_folder)
+    assert len(data.train) == 6
+    assert data.train.pixels[0].unique().tolist() in ([0], [9])
 
 
 def test_images_of_16_bits_are_not_squeezed_silently(image_folder: Path) -> None:

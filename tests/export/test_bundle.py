@@ -2,12 +2,14 @@
 
 import errno
 import json
+import os
 import re
 import sys
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
 from codistill.export import bundle
 from codistill.export.export import Exported, code, export_network
@@ -17,6 +19,10 @@ from support.runs import train
 from support.tiny import tiny_recipe
 
 FILES = {"labels.json", "preprocessing.json", "MODEL_CARD.md", "export.json"}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def found(folder: Path) -> set[str]:
@@ -37,11 +43,109 @@ def test_files_of_an_export(exported: dict[str, Exported]) -> None:
 
 def test_an_earlier_export_is_replaced_whole(finished: Path, tmp_path: Path) -> None:
     export_network(finished, "a", "pt2", tmp_path / "out")
-    (tmp_path / "out" / "notes.txt").write_text("mine")
+    (tmp_path / "new").mkdir()
+    assert (tmp_path / "out").stat().st_mode == (tmp_path / "new").stat().st_mode
     export_network(finished, "b", "safetensors", tmp_path / "out")
-    assert found(tmp_path / "out") == FILES | {"model.safetensors", "notes.txt"}
+    assert found(tmp_path / "out") == FILES | {"model.safetensors"}
     assert "`resnet-8`, called `b`" in (tmp_path / "out" / "MODEL_CARD.md").read_text()
     assert bundle.read(tmp_path / "out").format == "safetensors"
+    assert found(tmp_path) == {"out", "new"}
+
+
+def test_other_files_beside_an_earlier_export_are_refused_by_name(finished: Path, tmp_path: Path) -> None:
+    export_network(finished, "a", "pt2", tmp_path / "out")
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    before = contents(tmp_path / "out")
+    with pytest.raises(ValueError, match=r"not part of an export, such as notes\.txt"):
+        export_network(finished, "b", "safetensors", tmp_path / "out")
+    assert contents(tmp_path / "out") == before
+    export_network(finished, "b", "safetensors", tmp_path / "out", force=True)
+    assert found(tmp_path / "out") == FILES | {"model.safetensors", "notes.txt"}
+    assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
+    assert bundle.read(tmp_path / "out").format == "safetensors"
+
+
+def test_the_current_folder_stays_the_one_it_is(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for network in ("a", "b"):
+        export_network(finished, network, "safetensors", Path())
+        assert found(tmp_path) == FILES | {"model.safetensors"} == found(Path())
+        assert f"called `{network}`" in Path("MODEL_CARD.md").read_text()
+
+
+@pytest.mark.promise(
+    "export-replaced-whole",
+    "An export replaces an earlier one whole or not at all: after a full disk, or a failure or an interruption at "
+    "either rename, the earlier one is there to the byte and nothing else; everything is fsynced before the first. "
+    "Other files are refused by name.",
+    repeated="2 renames and a full disk, as an error and as an interruption",
+)
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()])
+def test_a_failure_at_any_rename_leaves_the_earlier_export(
+    error: BaseException, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export_network(finished, "a", "safetensors", tmp_path / "out")
+    before = contents(tmp_path / "out")
+    rename, renames = Path.rename, 0
+    for fail_at in (1, 2, 3):
+        done: list[str] = []
+
+        def failing(path: Path, target: Path, fail_at: int = fail_at, done: list[str] = done) -> Path:
+            done.append(path.name)
+            if len(done) == fail_at:
+                raise error
+            return rename(path, target)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "rename", failing)
+            try:
+                export_network(finished, "b", "safetensors", tmp_path / "out")
+            except (ValueError, KeyboardInterrupt):
+                renames += 1
+                assert contents(tmp_path / "out") == before
+                bundle.read(tmp_path / "out")
+        assert found(tmp_path) == {"out"}
+    assert renames == 2
+    assert "called `b`" in (tmp_path / "out" / "MODEL_CARD.md").read_text()
+
+
+def test_everything_is_on_the_disk_before_it_replaces_anything(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename, fsync, synced = Path.rename, os.fsync, set()
+
+    def watched_fsync(descriptor: int) -> None:
+        synced.add(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    def watched_rename(path: Path, target: Path) -> Path:
+        if path.name == "export":
+            assert {file.stat().st_ino for file in (path, *path.iterdir())} <= synced
+            assert found(path) == FILES | {"model.safetensors"}
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", watched_fsync)
+    monkeypatch.setattr(Path, "rename", watched_rename)
+    export_network(finished, "a", "safetensors", tmp_path / "out")
+    assert (tmp_path / "out").parent.stat().st_ino in synced
+
+
+def test_a_full_disk_keeps_the_earlier_export(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As safetensors says it, with an error of its own that is not an OSError."""
+
+    def full(*_: object) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    export_network(finished, "a", "safetensors", tmp_path / "out")
+    before = contents(tmp_path / "out")
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    for name in ("out", "new"):
+        with pytest.raises(ValueError, match=rf"{name}: cannot write the export \(No space .*\): no space left; free"):
+            export_network(finished, "b", "safetensors", tmp_path / name)
+    assert contents(tmp_path / "out") == before
+    assert found(tmp_path) == {"out"}
 
 
 def test_other_files_are_refused_and_stay_when_forced(finished: Path, tmp_path: Path) -> None:
@@ -76,7 +180,7 @@ def test_a_target_that_cannot_be_a_folder(finished: Path, tmp_path: Path) -> Non
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="file is a file; choose a folder with --out"):
         export_network(finished, "a", "safetensors", tmp_path / "file")
-    with pytest.raises(ValueError, match=r"file/below: cannot write the export \(Not a directory\)"):
+    with pytest.raises(ValueError, match="file is a file; choose a folder with --out"):
         export_network(finished, "a", "safetensors", tmp_path / "file" / "below")
 
 

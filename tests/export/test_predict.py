@@ -4,9 +4,11 @@ import json
 import os
 import shutil
 import threading
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from PIL import Image
@@ -14,6 +16,7 @@ from scipy.special import softmax
 from torch import Tensor
 
 from codistill.data import embedded
+from codistill.data.decoder import Decoder, Request
 from codistill.export.bundle import Preprocessing
 from codistill.export.export import Exported
 from codistill.export.predict import LoadedExport, Prediction, Unreadable, find_images, predict
@@ -82,6 +85,34 @@ def test_unreadable_images_are_named_and_the_others_go_on(
     assert [outcome.file.name for outcome in outcomes] == ["damaged.png", "deep.png", "empty.png", "text.jpg", "00.png"]
     assert all(isinstance(outcome, Unreadable) and outcome.why for outcome in outcomes[:4])
     assert isinstance(outcomes[4], Prediction)
+
+
+def test_too_little_memory_says_nothing_about_an_image(
+    exported: dict[str, Exported], photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("codistill.export.predict.decode", fail)
+    with pytest.raises(MemoryError):
+        list(predict(exported["safetensors"].model, [photos / "00.png"]))
+    monkeypatch.setattr("codistill.data.decoder.decode", fail)
+    file = photos / "00.png"
+    with pytest.raises(MemoryError):
+        Decoder(8, "stretch", None).answer(Request(str(file), 0, file.stat().st_size, None))
+
+
+def test_an_error_of_onnxruntime_names_the_file(exported: dict[str, Exported], photos: Path, tmp_path: Path) -> None:
+    """A graph that onnx reads and onnxruntime cannot run: an operator that does not exist."""
+    copy = shutil.copytree(exported["onnx"].model.parent, tmp_path / "export")
+    model = onnx.load(copy / "model.onnx")
+    model.graph.node[0].op_type = "Unheard"
+    onnx.save(model, copy / "model.onnx")
+    manifest = json.loads((copy / "export.json").read_text())
+    manifest["sha256"] = sha256((copy / "model.onnx").read_bytes()).hexdigest()
+    (copy / "export.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match=r"model\.onnx: .*Unheard"):
+        list(predict(copy, [photos]))
 
 
 def test_a_pipe_is_not_waited_for(exported: dict[str, Exported], photos: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 What each reader refuses in detail is tested beside it: tests/data, tests/recipes, tests/export, test_checkpoint_damage.
 """
 
+import dataclasses
 import io
 import json
 import os
@@ -12,11 +13,13 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
+from safetensors.torch import save as safetensors_bytes
 from typer.testing import CliRunner
 
 from codistill.cli.app import app
@@ -145,6 +148,100 @@ def result_of(content: bytes, size: int | None = None) -> Callable[[Path, Path],
     return arguments
 
 
+def export_with(
+    model: Callable[[], bytes], *, file: str = "model.safetensors", labels: int = 10, **how: Any
+) -> Callable[[Path, Path], list[str]]:
+    """An export whose files are consistent, checksum included."""
+
+    def arguments(desk: Path, marker: Path) -> list[str]:
+        content = written(desk / file, model()).read_bytes()
+        preprocessing = {
+            "channels": "L",
+            "resize": [28, 28],
+            "centre_crop": [28, 28],
+            "mean": [0.5],
+            "std": [0.5],
+        } | how
+        manifest = {"codistill_export": 1, "model": file, "sha256": sha256(content).hexdigest()}
+        for name, value in (
+            ("export.json", manifest),
+            ("preprocessing.json", preprocessing),
+            ("labels.json", [""] * labels),
+        ):
+            (desk / name).write_text(json.dumps(value))
+        written(desk / "photo.png", picture())
+        return ["predict", str(desk), str(desk / "photo.png")]
+
+    return arguments
+
+
+def named(network: str, classes: int = 10, channels: int = 1) -> Callable[[], bytes]:
+    """Weights that call themselves a network, and have one tensor of 40 bytes."""
+    numbers = [0.5] * channels
+    identity = {"network": network, "num_classes": classes, "in_channels": channels, "mean": numbers, "std": numbers}
+    about = json.dumps({**identity, "class_names": [""] * classes})
+    tensor = {"dtype": "F32", "shape": [10], "data_offsets": [0, 40]}
+    return lambda: safetensors({"__metadata__": {"codistill": about}, "classifier.2.bias": tensor}) + bytes(40)
+
+
+def small_network() -> bytes:
+    """The weights of a network that fits its name."""
+    from codistill.export.formats import Identity
+    from codistill.networks.families import architecture
+
+    identity = Identity("resnet-8", 10, 1, (0.5,), (0.5,), ("",) * 10)
+    about = json.dumps(dataclasses.asdict(identity))
+    return safetensors_bytes(architecture("resnet-8").backbone(10, 1).state_dict(), {"codistill": about})
+
+
+def graph(*nodes: Any, **parts: Any) -> Callable[[], bytes]:
+    """An ONNX file of 28 × 28 gray images whose nodes make ``big``; the logits are the images and its sum."""
+    from onnx import TensorProto, helper
+
+    def content() -> bytes:
+        inside = helper.make_graph(
+            [
+                *nodes,
+                helper.make_node("ReduceSum", ["big"], ["sum"], keepdims=0),
+                helper.make_node("Flatten", ["images"], ["flat"]),
+                helper.make_node("Add", ["flat", "sum"], ["logits"]),
+            ],
+            "hostile",
+            [helper.make_tensor_value_info("images", TensorProto.FLOAT, ["batch", 1, 28, 28])],
+            [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 784])],
+            **parts,
+        )
+        model = helper.make_model(inside, opset_imports=[helper.make_opsetid("", 18)])
+        model.ir_version = 8
+        return bytes(model.SerializeToString())
+
+    return content
+
+
+def constant(side: int) -> list[Any]:
+    from onnx import TensorProto, helper
+
+    shape = helper.make_tensor("shape", TensorProto.INT64, [2], [side, side])
+    return [
+        helper.make_node("Constant", [], ["shape"], value=shape),
+        helper.make_node("ConstantOfShape", ["shape"], ["big"]),
+    ]
+
+
+def external() -> list[Any]:
+    from onnx import TensorProto, helper
+
+    tensor = TensorProto(name="big", data_type=TensorProto.FLOAT, dims=[10], data_location=TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value="/etc/hostname")
+    return [helper.make_node("Constant", [], ["big"], value=tensor)]
+
+
+def claimed(side: int) -> dict[str, Any]:
+    from onnx import TensorProto
+
+    return {"initializer": [TensorProto(name="big", data_type=TensorProto.FLOAT, dims=[side, side])]}
+
+
 HUGE = {"stages.stem.weight": {"dtype": "F32", "shape": [TERABYTE // 4], "data_offsets": [0, TERABYTE]}}
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefghi", "bcdefghij", strict=True)
@@ -166,10 +263,47 @@ HOSTILE = {
     "recipe: an object to make": (recipe("name: !!python/object/apply:os.system ['touch MARKER']\n"), "are not read"),
     "recipe: a module to import": (recipe("name: !!python/module:this\nnetworks: os.system\n"), "are not read"),
     "image: a decompression bomb": (folder_with("train/cat/bomb.png", bomb(16_000)), "decompression bomb"),
+    "image: 81 megapixels in a few kilobytes": (folder_with("train/cat/bomb.png", bomb(9_000)), "387 MiB to decode"),
     "image: a pickle": (folder_with("train/cat/bad.png", SYSTEM % b"marker"), "cannot identify image file"),
     "shard: a path upwards": (shards_with(name="../../outside.png", size=0), "unexpected member"),
     "shard: a link": (shards_with(name="2.png", type=tarfile.SYMTYPE, linkname="/etc/passwd"), "unexpected member"),
     "shard: a device": (shards_with(name="2.png", type=tarfile.CHRTYPE, devmajor=1, devminor=5), "unexpected member"),
+    "export: a network of 3 billion weights": (
+        export_with(named("wrn-202-32")),
+        "these weights do not fit the network",
+    ),
+    "export: a deep network": (export_with(named("densenet-400-256")), "these weights do not fit the network"),
+    "export: a million classes": (
+        export_with(named("wrn-28-10", classes=10**6), labels=10**6),
+        "these weights do not fit the network",
+    ),
+    "export: a million channels": (
+        export_with(named("wrn-28-10", channels=10**6)),
+        "its header has",
+    ),
+    "export: a hundred thousand channels": (
+        export_with(named("wrn-28-10", channels=10**5)),
+        "these weights do not fit the network",
+    ),
+    "export: a long header": (export_with(named("resnet-8", classes=3 * 10**6)), "its header has"),
+    "export: a square kilometre to resize to": (
+        export_with(small_network, resize=[30_000, 30_000]),
+        "less than or equal",
+    ),
+    "export: a crop that is too large for one image": (
+        export_with(small_network, resize=[4_000, 4_000], centre_crop=[4_000, 4_000]),
+        "one image of 4000×4000 takes over",
+    ),
+    "onnx: no ONNX": (export_with(lambda: b"garbage", file="model.onnx"), "model.onnx: "),
+    "onnx: a constant of 6 GB": (export_with(graph(*constant(40_000)), file="model.onnx"), "takes over 6,104 MiB"),
+    "onnx: weights of 6 GB that are not there": (
+        export_with(graph(**claimed(40_000)), file="model.onnx"),
+        "its weights claim more than the file has",
+    ),
+    "onnx: weights in other files": (
+        export_with(graph(*external()), file="model.onnx"),
+        "it has weights in other files",
+    ),
     "result: nested without end": (result_of(b"[" * 200_000), "not readable as JSON"),
     "result: 1 TB": (result_of(b"{", TERABYTE), "is larger than"),
     "result: a pickle": (result_of(SYSTEM % b"marker"), "not readable as JSON"),
@@ -179,8 +313,8 @@ HOSTILE = {
 @pytest.mark.promise(
     "hostile-files",
     "Hostile files are refused with a message: nothing is executed or written, and less than 300 MiB of "
-    "memory is used. Pickles, tars, terabyte headers, YAML bombs, image bombs. The tests of each reader "
-    "have more of them.",
+    "memory is used. Pickles, tars, terabyte headers, YAML bombs, image bombs, exports that name a larger network. "
+    "The tests of each reader have more of them.",
     repeated="{HOSTILE} files through the command line",
 )
 @pytest.mark.parametrize("case", HOSTILE)

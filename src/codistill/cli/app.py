@@ -20,7 +20,7 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except (BrokenPipeError, typer.Exit, typer.Abort):
             raise  # the reader closed the pipe, as in `codistill list | head -1`, or the message is already printed
-        except (ValueError, OSError, RuntimeError, MemoryError) as error:
+        except (ValueError, OSError, RuntimeError, MemoryError, ImportError) as error:
             from codistill.cli.terminal import describe_error, shows_tracebacks
 
             if shows_tracebacks():

@@ -34,6 +34,9 @@ COLUMNS = {
     "train_error": ("train error %", 2),
 }
 
+# What the dynamic loader and torch say about too little memory, in an ImportError and a RuntimeError.
+OUT_OF_MEMORY = ("failed to map segment", "annot allocate memory", "can't allocate memory", "std::bad_alloc")
+
 Row = Mapping[str, float | None]
 REFRESHES_PER_S = 2
 
@@ -50,12 +53,15 @@ def shows_tracebacks() -> bool:
 
 
 def describe_error(error: Exception) -> str:
-    """Return the message to print for an error; of torch's long errors only the first line."""
+    """Return the message to print for an error; of torch's and the loader's errors only the first line."""
     if isinstance(error, OSError) and error.filename is not None:
         return printable(f"{error.filename}: {error.strerror}")
-    if isinstance(error, MemoryError):
-        return "this machine does not have enough free memory for this command; what was saved is intact"
-    if isinstance(error, RuntimeError):
+    if isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY):
+        return (
+            "this machine does not have enough free memory for this command; free some and run it again. "
+            "What was saved is intact"
+        )
+    if isinstance(error, RuntimeError | ImportError):
         first, *_ = str(error).splitlines() or ["no message"]
         return f"{type(error).__name__}: {first}; set CODISTILL_DEBUG=1 for the traceback"
     return printable(str(error)) or type(error).__name__

@@ -10,10 +10,12 @@ import io
 import json
 import mmap
 import signal
+import struct
 import sys
 import warnings
+import zlib
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -21,6 +23,11 @@ from PIL import Image
 SUFFIXES = {".png", ".jpg", ".jpeg"}
 FORMATS = ("PNG", "JPEG")
 MAX_FILE_BYTES = 2**28
+MAX_DECODED_BYTES = 2**28
+"""Memory that the file and its pixels may take together, in a process that decodes."""
+MAX_SIDE = 2**16 - 1  # JPEG's own limit; resizing takes memory per row and per column too
+CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+"""Values per pixel by a PNG's colour type."""
 
 Resize = Literal["stretch", "short_side"]
 RgbArray = np.ndarray[Any, np.dtype[np.uint8]]
@@ -61,7 +68,9 @@ class Decoder:
     def answer(self, request: Request) -> Answer:
         try:
             content = read_bytes(request)
-            rgb_HWC = decode(io.BytesIO(content), self.image_size, self.resize)
+            rgb_HWC = decode(content, self.image_size, self.resize)
+        except MemoryError:
+            raise  # says nothing about the image
         # Damaged images raise nearly anything: OSError, SyntaxError, struct.error, DecompressionBombError, …
         except Exception as error:
             return Answer(_describe(error))
@@ -89,7 +98,7 @@ def read_bytes(request: Request) -> bytes:
     return content
 
 
-def decode(file: Path | BinaryIO, image_size: int, resize: Resize = "stretch") -> RgbArray:
+def decode(content: bytes, image_size: int, resize: Resize = "stretch") -> RgbArray:
     """Decode a PNG or JPEG file to uint8 [H, W, 3]. No other format is tried, whatever the file's suffix.
 
     ``stretch`` resizes the whole image to a square; ``short_side`` keeps proportions and cuts out the middle.
@@ -97,12 +106,61 @@ def decode(file: Path | BinaryIO, image_size: int, resize: Resize = "stretch") -
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about metadata; what cannot be decoded raises
         warnings.simplefilter("error", Image.DecompressionBombWarning)
+        file = io.BytesIO(content)
         with Image.open(file, formats=FORMATS) as image:
             if image.mode.startswith(("I", "F")):
                 raise ValueError(f"mode {image.mode}: more than 8 bits a channel")
+            _require_bounded(content, file.tell(), image, image_size)
+            rgb = image if image.mode == "RGB" else image.convert("RGB")
             box = _centre_square(image.size) if resize == "short_side" else None
-            resized = image.convert("RGB").resize((image_size, image_size), Image.Resampling.BILINEAR, box)
-            return np.array(resized)
+            resized = np.array(rgb.resize((image_size, image_size), Image.Resampling.BILINEAR, box))
+            if image.format == "PNG" and _may_lack_rows(image):
+                _require_all_rows(content)
+            return resized
+
+
+def _require_bounded(content: bytes, header_bytes: int, image: Image.Image, image_size: int) -> None:
+    """Raise if decoding would take more than MAX_DECODED_BYTES; only the image's header has been read."""
+    width, height = image.size
+    bands = len(image.getbands())
+    pixel_bytes = (1 if bands == 1 else 4) + (0 if image.mode == "RGB" else 4)
+    # libjpeg keeps all coefficients of an image of several scans, which need not be progressive.
+    if image.format != "PNG" and content.find(b"\xff\xda", header_bytes) >= 0:
+        pixel_bytes += 2 * bands
+    needed = len(content) + width * height * pixel_bytes + 4 * image_size * height  # the last: resized horizontally
+    if needed > MAX_DECODED_BYTES or max(width, height) > MAX_SIDE:
+        raise ValueError(
+            f"{width}×{height} pixels of mode {image.mode} take {needed / 2**20:,.0f} MiB to decode; an image may take "
+            f"{MAX_DECODED_BYTES / 2**20:,.0f} MiB and have sides of up to {MAX_SIDE:,} pixels: resize it"
+        )
+
+
+def _may_lack_rows(image: Image.Image) -> bool:
+    """Whether the last rows are all zeros, as Pillow leaves rows for which a PNG has no data; or it is interlaced."""
+    width, height = image.size
+    return bool(image.info.get("interlace")) or not image.crop((0, height - 1, width, height)).tobytes().strip(b"\0")
+
+
+def _require_all_rows(content: bytes) -> None:
+    """Raise if a PNG's compressed data end before its last row, which Pillow takes for black pixels."""
+    width, height, depth, colour, interlaced = struct.unpack_from(">IIBBxxB", content, 16)
+    bits = depth * CHANNELS[colour]
+    # Adam7: the first column and row of each pass, and the distance to the next; otherwise one pass.
+    passes = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+    expected = 0
+    for left, top, right, down in passes if interlaced else ((0, 0, 1, 1),):
+        columns, rows = -(-(width - left) // right), -(-(height - top) // down)
+        expected += rows * (1 + -(-columns * bits // 8)) if columns > 0 and rows > 0 else 0
+    inflate, found, place = zlib.decompressobj(), 0, 8
+    while found < expected and place + 8 <= len(content):
+        length, kind = struct.unpack_from(">I4s", content, place)
+        packed = content[place + 8 : place + 8 + length] if kind == b"IDAT" else b""
+        while packed and found < expected:
+            found += len(inflate.decompress(packed, 2**16))
+            packed = inflate.unconsumed_tail
+        place += length + 12
+    if found < expected:
+        raise ValueError(f"truncated: its pixel data end after {found:,} of {expected:,} bytes")
 
 
 def _centre_square(size: tuple[int, int]) -> tuple[float, float, float, float]:
@@ -128,7 +186,10 @@ def main() -> None:
     memory = memoryview(mmap.mmap(descriptor, 0)) if descriptor is not None else None
     decoder = Decoder(settings["image_size"], settings["resize"], memory)
     for line in sys.stdin:
-        answers = [decoder.answer(Request(*request)) for request in json.loads(line)]
+        try:
+            answers = [decoder.answer(Request(*request)) for request in json.loads(line)]
+        except MemoryError:
+            sys.exit(1)  # the pool starts another worker
         print(json.dumps(answers), flush=True)
 
 

@@ -1,29 +1,31 @@
 """The folder of an export: the model file, and the files that describe how to use it.
 
-``export.json`` identifies a folder as an export. It is written last, with the name and the checksum of the model file.
+``export.json`` identifies a folder as an export, and has the name and the checksum of the model file.
 """
 
+import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import file_digest
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from codistill.data.decoder import Resize
 from codistill.errors import RunError
-from codistill.runs.files import TEMPORARY, explained, read_json, write_atomically, write_json
+from codistill.runs.files import TEMPORARY, explained, read_json, sync_folder, write_json
 from codistill.runs.folder import RunFolder
 
 LABELS, PREPROCESSING, CARD, MANIFEST = "labels.json", "preprocessing.json", "MODEL_CARD.md", "export.json"
 MODELS = {"model.safetensors": "safetensors", "model.pt2": "pt2", "model.onnx": "onnx"}
 VERSION = 1
-MAX_BYTES = 64 * 2**20
+MAX_LABELS_BYTES = 8 * 2**20
 
-Side = Annotated[int, Field(ge=1)]
+Side = Annotated[int, Field(ge=1, le=4096)]
 
 
 class Preprocessing(BaseModel):
@@ -47,6 +49,13 @@ class Preprocessing(BaseModel):
     layout: Literal["NCHW"] = "NCHW"
     dtype: Literal["float32"] = "float32"
 
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        channels = len(self.channels) if self.channels else len(self.mean)
+        if not len(self.mean) == len(self.std) == channels:
+            raise ValueError("mean and std need one number per channel")
+        return self
+
 
 @dataclass(frozen=True)
 class Bundle:
@@ -60,43 +69,77 @@ class Bundle:
 
 @contextmanager
 def staged(out: Path, *, force: bool) -> Iterator[Path]:
-    """Yield a temporary folder for the files of an export; on success they are moved to ``out``."""
+    """Yield a temporary folder for the files of an export; on success it takes the place of ``out``.
+
+    Everything is written and fsynced before, so that an earlier export is replaced whole or not at all. A folder that
+    cannot be replaced (a mount point, the current folder, one with other files) is filled file by file instead.
+    """
     refuse_foreign(out, force=force)
-    is_new = not out.exists()
+    target = out.resolve()
     with explained(out, "write the export"):
-        out.mkdir(parents=True, exist_ok=True)
-        try:
-            with TemporaryDirectory(prefix=TEMPORARY, dir=out) as stage:
-                yield Path(stage)
-                _publish(Path(stage), out)
-        finally:
-            if is_new and not any(out.iterdir()):
-                out.rmdir()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        is_fixed = target == Path.cwd() or target.is_mount() or not os.access(target.parent, os.W_OK)
+        fills = target.exists() and bool(is_fixed or _foreign(target))
+        with TemporaryDirectory(prefix=TEMPORARY, dir=target if fills else target.parent) as scratch:
+            stage = Path(scratch) / "export"  # not the scratch folder itself, which only its owner may read
+            stage.mkdir()
+            yield stage
+            _finish(stage)
+            refuse_foreign(out, force=force)  # it may have changed since
+            (_fill if fills or _foreign(target) else _swap)(stage, target)
 
 
 def refuse_foreign(out: Path, *, force: bool) -> None:
     """Raise unless ``out`` is new, empty or an earlier export; with ``force`` it may contain other files."""
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"{out} is a file; choose a folder with --out")
-    if force or not out.is_dir() or _manifest(out) is not None:
-        return
-    if found := sorted(path.name for path in out.iterdir() if not path.name.startswith(TEMPORARY)):
+    if file := next((place for place in (out, out.parent) if place.exists() and not place.is_dir()), None):
+        raise ValueError(f"{file} is a file; choose a folder with --out")
+    if not force and (found := _foreign(out)):
         raise ValueError(
             f"{out} contains files that are not part of an export, such as {found[0]}; choose another --out, or add "
             f"--force to write {', '.join((LABELS, PREPROCESSING, CARD, MANIFEST))} and the model next to them"
         )
 
 
-def _publish(stage: Path, out: Path) -> None:
-    """Move the files to ``out``, replacing an earlier export and its model file; write the manifest last."""
+def _foreign(folder: Path) -> list[str]:
+    """Return the names in a folder that are not part of the export there; all of them if there is none."""
+    manifest = _manifest(folder)
+    own = {LABELS, PREPROCESSING, CARD, MANIFEST, manifest["model"]} if manifest else set()
+    names = [path.name for path in folder.iterdir()] if folder.exists() else []
+    return sorted(name for name in names if name not in own and not name.startswith(TEMPORARY))
+
+
+def _finish(stage: Path) -> None:
+    """Write the manifest and fsync every file."""
+    (model,) = {path.name for path in stage.iterdir()} & MODELS.keys()
+    write_json(stage / MANIFEST, {"codistill_export": VERSION, "model": model, "sha256": _sha256(stage / model)})
+    for path in (*stage.iterdir(), stage):
+        sync_folder(path)
+
+
+def _swap(stage: Path, out: Path) -> None:
+    """Rename the finished folder to ``out``, and back again what was there if that fails."""
+    earlier = stage.parent.with_name(f"{stage.parent.name}-earlier")
+    try:
+        if out.exists():
+            out.rename(earlier)
+        stage.rename(out)
+    finally:
+        if earlier.exists() and not out.exists():
+            earlier.rename(out)
+    sync_folder(out.parent)
+    if earlier.exists():
+        shutil.rmtree(earlier)
+
+
+def _fill(stage: Path, out: Path) -> None:
+    """Move the files to ``out``, next to others; without a manifest until all are there."""
     earlier = _manifest(out)
-    names = sorted(path.name for path in stage.iterdir())
-    (model,) = set(names) & MODELS.keys()
-    for name in names:
-        write_atomically(out / name, (stage / name).read_bytes())
-    write_json(out / MANIFEST, {"codistill_export": VERSION, "model": model, "sha256": _sha256(out / model)})
-    if earlier is not None and earlier["model"] != model:
+    if earlier is not None:
+        (out / MANIFEST).unlink()
         (out / earlier["model"]).unlink(missing_ok=True)
+    for path in sorted(stage.iterdir(), key=lambda path: path.name == MANIFEST):
+        path.replace(out / path.name)
+    sync_folder(out)
 
 
 def read(model: Path) -> Bundle:
@@ -117,8 +160,10 @@ def read(model: Path) -> Bundle:
     if not path.is_file() or _sha256(path) != manifest["sha256"]:
         raise ValueError(f"{path} is not the file that was exported (damaged or replaced); export it again")
     try:
-        labels = TypeAdapter(tuple[str, ...]).validate_python(read_json(folder / LABELS, MAX_BYTES, follow_links=True))
-        preprocessing = Preprocessing.model_validate(read_json(folder / PREPROCESSING, MAX_BYTES, follow_links=True))
+        labels = TypeAdapter(tuple[str, ...]).validate_python(
+            read_json(folder / LABELS, MAX_LABELS_BYTES, follow_links=True)
+        )
+        preprocessing = Preprocessing.model_validate(read_json(folder / PREPROCESSING, follow_links=True))
     except ValidationError as error:
         raise ValueError(f"{folder}: {LABELS} or {PREPROCESSING} is invalid; export it again: {error}") from None
     return Bundle(path, MODELS[path.name], labels, preprocessing)

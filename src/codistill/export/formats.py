@@ -5,14 +5,17 @@ A format can ``write`` a network, list the ``nodes`` of a file's graph, and ``lo
 
 import io
 import logging
+import os
+import re
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import safetensors.torch
 import torch
@@ -23,6 +26,7 @@ from torch.export import Dim, ExportedProgram
 
 from codistill.data.images import ImageData
 from codistill.errors import install_hint, unknown
+from codistill.export.limits import image_bytes, onnx_image_bytes
 from codistill.networks.families import architecture
 from codistill.runs.files import to_json
 from codistill.runs.weights import load_strictly
@@ -37,6 +41,8 @@ InputShape = tuple[int, int, int]
 
 PT2_RUNS_CODE = "torch.export.load runs code that a pt2 file may contain"
 METADATA = "codistill"  # the only metadata key, the same as in the weight files of a run
+MAX_HEADER_BYTES = 8 * 2**20
+"""Limit for a weight file's header: names, shapes and the identity, of which class names are the most."""
 
 
 @dataclass(frozen=True)
@@ -60,23 +66,59 @@ class Identity:
 
     def build(self, weights: Mapping[str, Tensor]) -> nn.Module:
         """Return a new network with these weights, in evaluation mode and without gradients."""
+        self.require_fit(weights)
         network = architecture(self.network).backbone(self.num_classes, self.in_channels).release()
         load_strictly(network, weights, "these weights")
         network.eval().requires_grad_(False)
         return network
 
+    def require_fit(self, weights: Mapping[str, Tensor]) -> nn.Module:
+        """Raise unless the network has exactly tensors of these shapes; return it on the meta device, without memory.
+
+        A file may name a network that is much larger than its tensors.
+        """
+        network = _on_meta(self.network, self.num_classes, self.in_channels)
+        load_strictly(network, {name: tensor.to("meta") for name, tensor in weights.items()}, "these weights")
+        return network
+
+
+@lru_cache(maxsize=1)
+def _on_meta(network: str, num_classes: int, in_channels: int) -> nn.Module:
+    with torch.device("meta"):
+        return architecture(network).backbone(num_classes, in_channels).release().eval().requires_grad_(False)
+
 
 def write_weights(path: Path, identity: Identity, weights: Mapping[str, Tensor]) -> None:
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
-    safetensors.torch.save_file(plain, path, {METADATA: to_json(asdict(identity))})
+    try:
+        safetensors.torch.save_file(plain, path, {METADATA: to_json(asdict(identity))})
+    except SafetensorError as error:
+        # The library's own error is not an OSError, but has the number of one.
+        number = re.search(r"os error (\d+)", str(error))
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error)) from error
 
 
 def read_weights(path: Path) -> tuple[Identity, dict[str, Tensor]]:
     """Read a weight file of a run or an export; return its identity and its tensors."""
+    with _opened(path) as (identity, file):
+        return identity, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def read_shapes(path: Path) -> tuple[Identity, dict[str, Tensor]]:
+    """Read a weight file's header; return its identity, and its tensors on the meta device, without their values."""
+    with _opened(path) as (identity, file):
+        shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+        return identity, {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Identity, Any]]:
     try:
+        with path.open("rb") as raw:
+            if (length := int.from_bytes(raw.read(8), "little")) > MAX_HEADER_BYTES:
+                raise OSError(f"its header has {length:,} bytes, more than {MAX_HEADER_BYTES:,}")
         with safe_open(path, framework="pt") as file:
-            identity = TypeAdapter(Identity).validate_json(file.metadata()[METADATA], strict=True)
-            return identity, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            yield TypeAdapter(Identity).validate_json(file.metadata()[METADATA], strict=True), file
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{path} is not a readable safetensors file ({error})") from None
     except (ValueError, TypeError, KeyError):
@@ -102,6 +144,10 @@ class Format(ABC):
     @abstractmethod
     def load(self, path: Path) -> Classify: ...
 
+    @abstractmethod
+    def image_bytes(self, path: Path, shape: InputShape) -> int:
+        """Return about how much memory one image takes, before a network is built; raises if the file has none."""
+
 
 class Safetensors(Format):
     """The weights alone; the name of the network determines the graph."""
@@ -117,6 +163,10 @@ class Safetensors(Format):
     def load(self, path: Path) -> nn.Module:
         identity, weights = read_weights(path)
         return identity.build(weights)
+
+    def image_bytes(self, path: Path, shape: InputShape) -> int:
+        identity, shapes = read_shapes(path)
+        return image_bytes(identity.require_fit(shapes), shape)
 
 
 class Pt2(Format):
@@ -147,6 +197,9 @@ class Pt2(Format):
 
     def load(self, path: Path) -> Classify:
         return self._read(path).module()
+
+    def image_bytes(self, path: Path, shape: InputShape) -> int:
+        raise ValueError(f"{path}: {PT2_RUNS_CODE}")
 
     def _read(self, path: Path) -> ExportedProgram:
         content = path.read_bytes()  # loaded from memory, because the file could be replaced after the comparison
@@ -195,13 +248,22 @@ class Onnx(Format):
         self.check_libraries()
         import onnxruntime
 
-        session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(
+            path.read_bytes(),
+            providers=["CPUExecutionProvider"],
+            disabled_optimizers=["ConstantFolding"],  # would hold all constants of a graph in memory at once
+        )
 
         def classify(images: Tensor) -> Tensor:
             (logits,) = session.run(["logits"], {"images": images.contiguous().numpy()})
             return torch.from_numpy(logits)
 
         return classify
+
+    def image_bytes(self, path: Path, shape: InputShape) -> int:
+        import onnx
+
+        return onnx_image_bytes(onnx.load(path, load_external_data=False), shape)
 
 
 FORMATS: dict[str, Format] = {one.name: one for one in (Safetensors(), Pt2(), Onnx())}

@@ -16,8 +16,9 @@ from codistill.networks.adapters.naming import is_library_name, parse_library_na
 if TYPE_CHECKING:
     from codistill.networks.backbone import Architecture
 
-# Upper bounds on what a name may ask for, so that no recipe can ask for a billion blocks.
-LIMITS = {"depth": 2000, "width": 64, "growth": 256}
+# Upper bounds on what a name may ask for, beyond what papers train: even without memory, each layer takes time.
+DEEPEST = {"resnet": 1202, "wrn": 202, "densenet": 400}
+LIMITS = {"width": 64, "growth": 256}
 
 # Exits by their C-number, counted from the output: C1 is the network's own classifier, "final".
 CIFAR_EXITS = {"stage2": 2, "stage1": 3}
@@ -76,7 +77,7 @@ FAMILIES = (
         CIFAR_EXITS,
         paper="ResNet",
         options=("depth",),
-        depths=range(164, LIMITS["depth"] + 1, 9),
+        depths=range(164, DEEPEST["resnet"] + 1, 9),
         examples=("resnet-164",),
     ),
     Family(
@@ -96,7 +97,7 @@ FAMILIES = (
         {**CIFAR_EXITS, "stem": 4},
         paper="WRN",
         options=("depth", "width"),
-        depths=range(10, LIMITS["depth"] + 1, 6),
+        depths=range(10, DEEPEST["wrn"] + 1, 6),
         examples=("wrn-16-2", "wrn-28-4", "wrn-28-10"),
     ),
     Family(
@@ -106,7 +107,7 @@ FAMILIES = (
         {**CIFAR_EXITS, "stem": 4},
         paper="WRN",
         options=("depth", "width", "dropout"),
-        depths=range(10, LIMITS["depth"] + 1, 6),
+        depths=range(10, DEEPEST["wrn"] + 1, 6),
         examples=("wrn-28-10-dropout-0.3",),
     ),
     Family(
@@ -116,7 +117,7 @@ FAMILIES = (
         CIFAR_EXITS,
         paper="DenseNet",
         options=("depth", "growth"),
-        depths=range(7, LIMITS["depth"] + 1, 3),
+        depths=range(7, DEEPEST["densenet"] + 1, 3),
         examples=("densenet-40-12",),
     ),
     Family(
@@ -258,11 +259,10 @@ def _value(name: str, option: str, text: str) -> float:
         if re.fullmatch(r"0\.[0-9]{1,4}", text) and float(text) > 0:
             return float(text)
         raise ValueError(f"{name}: dropout is written as in wrn-28-10-dropout-0.3, between 0 and 1, or left out")
-    if re.fullmatch("[1-9][0-9]{0,5}", text) and int(text) <= LIMITS[option]:
+    limit = DEEPEST[name.partition("-")[0]] if option == "depth" else LIMITS[option]
+    if re.fullmatch("[1-9][0-9]{0,5}", text) and int(text) <= limit:
         return int(text)
-    raise ValueError(
-        f"{name}: {option} is a whole number from 1 to {LIMITS[option]}, not {text!r}; write e.g. wrn-28-10"
-    )
+    raise ValueError(f"{name}: {option} is a whole number from 1 to {limit}, not {text!r}; write e.g. wrn-28-10")
 
 
 def _wrong_depth(name: str, depth: float, families: Sequence[Family]) -> ValueError:
