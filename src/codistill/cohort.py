@@ -11,17 +11,15 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from codistill.errors import unknown
 from codistill.networks.adapters.architecture import OwnArchitecture
 from codistill.networks.backbone import Architecture, Backbone, Fork, wrong_size
 from codistill.networks.families import RESERVED, architecture, outline
 from codistill.networks.heads import HEAD_KINDS
+from codistill.networks.initialisation import BATCHNORM_INITS, INITS, initialise
 from codistill.randomness import derive
 from codistill.transfer.graph import Outline
-
-BATCHNORM_INITS = ("ones", "uniform")
 
 
 class Member(nn.Module):
@@ -54,7 +52,8 @@ class Cohort(nn.Module):
     ``heads`` is their kind, ``exits`` where they are: None for the paper's two of every network, names for all, or
     names by network; for an ``nn.Module``, the paths of its modules. A network's initial weights depend only on the
     seed and on its name in the cohort, so they are the same whatever it learns with, and twins differ. An ``nn.Module``
-    is copied with its weights. ``image_size`` (height, width) is only checked: a few networks take only one size.
+    is copied with its weights. ``init`` and ``batchnorm_init`` are the recipe keys. ``image_size`` (height, width) is
+    only checked: a few networks take only one size.
     """
 
     members: Mapping[str, Member]
@@ -70,6 +69,7 @@ class Cohort(nn.Module):
         heads: str = "paper",
         exits: Iterable[str] | Mapping[str, Iterable[str] | None] | None = None,
         seed: int = 0,
+        init: str = "he",
         batchnorm_init: str = "ones",
     ) -> None:
         super().__init__()
@@ -78,6 +78,8 @@ class Cohort(nn.Module):
         _check_whole("seed", seed, least=0)
         if heads not in HEAD_KINDS:
             raise unknown("kind of head", heads, HEAD_KINDS)
+        if init not in INITS:
+            raise unknown("init", init, INITS)
         if batchnorm_init not in BATCHNORM_INITS:
             raise unknown("batchnorm_init", batchnorm_init, BATCHNORM_INITS)
         _check_networks(networks)
@@ -97,12 +99,12 @@ class Cohort(nn.Module):
         for name, network in architectures.items():
             with _seeded(derive(seed, "init", name)):
                 member = Member(network.backbone(num_classes, in_channels), {})
-                _initialise_batchnorm(member, batchnorm_init)
+                initialise(member, network, init, batchnorm_init)
             _final, *auxiliary = classifiers[name]
             for exit_name in auxiliary:
                 with _seeded(derive(seed, "init", f"{name}/{exit_name}")):
                     member.heads[exit_name] = network.head(exit_name, heads, num_classes)
-                    _initialise_batchnorm(member.heads[exit_name], batchnorm_init)
+                    initialise(member.heads[exit_name], network, init, batchnorm_init)
                 self.head_descriptions[f"{name}/{exit_name}"] = network.describe_head(exit_name, heads)
             members[name] = member
         self.members = cast(Mapping[str, Member], nn.ModuleDict(members))
@@ -135,14 +137,6 @@ def _seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed every GPU too
         yield
-
-
-def _initialise_batchnorm(module: nn.Module, how: str) -> None:
-    """``"ones"`` leaves batch normalisation as torch initialises it; ``"uniform"`` draws its weights from [0, 1)."""
-    if how == "uniform":
-        for norm in module.modules():
-            if isinstance(norm, _BatchNorm) and norm.affine:
-                nn.init.uniform_(norm.weight)
 
 
 def _resolve(name: str, network: object, exits: Iterable[str] | None) -> tuple[Architecture, Iterable[str] | None]:

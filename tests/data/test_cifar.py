@@ -62,6 +62,16 @@ def test_what_numpy_2_and_python_3_save_again_is_read(make_cifar: Make) -> None:
     np.testing.assert_array_equal(load("cifar100", folder=fake.folder).test.pixels.numpy(), fake.test_pixels)  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_the_authors_normalise_both_sets_by_the_same_numbers(name: str, make_cifar: Make) -> None:
+    folder = make_cifar(name).folder
+    own, theirs = load(name, folder=folder), load(name, folder=folder, normalisation="authors")
+    assert theirs.mean == pytest.approx((0.4914, 0.4824, 0.4467), abs=5e-5)
+    assert theirs.std == pytest.approx((0.2471, 0.2435, 0.2616), abs=5e-5)
+    assert own.mean != theirs.mean
+    np.testing.assert_array_equal(own.train.pixels.numpy(), theirs.train.pixels.numpy())  # type: ignore[attr-defined]
+
+
 def test_missing_data_say_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CODISTILL_DATA", str(tmp_path))
     with pytest.raises(

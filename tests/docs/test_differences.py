@@ -6,25 +6,56 @@ import pytest
 from torch import nn
 
 from codistill import Cohort, recipes
-from codistill.data.cifar import CIFARS
+from codistill.data.cifar import AUTHORS_MEAN, AUTHORS_STD, CIFARS
 from codistill.networks.families import architecture
 from codistill.recipes.schema import learning_rate
 from support.site import ROOT
 
 PAGE = (ROOT / "docs" / "differences.md").read_text(encoding="utf-8")
 RECIPE = "cifar100/wrn-28-4-twins"
-SWITCHES = re.findall(r"`([a-z_.]+=[^`]+)`", PAGE.partition("## Without a switch")[0])
+ROWS = re.findall(r"^\| .* \|$", PAGE.partition("## In training")[2].partition("##")[0], re.MULTILINE)[2:]
+SWITCHES = [found[1] for row in ROWS if (found := re.match(r"`([a-z_.]+=[^`]+)`", row.rsplit(" | ", 1)[1]))]
 
 
 @pytest.mark.parametrize("switch", SWITCHES)
 def test_a_switch_changes_the_recipe_and_nothing_beside_it(switch: str) -> None:
-    assert len(SWITCHES) == 5
     (change,) = recipes.difference(recipes.get(RECIPE), recipes.get(RECIPE, [switch]))
     assert change.startswith(f"{switch.partition('=')[0]}: ")
 
 
+def test_the_authors_recipes_are_all_switches_and_nothing_else() -> None:
+    assert len(ROWS) == len(SWITCHES) + 2, "init=authors is for three rows"
+    assert len(SWITCHES) == 8
+    authors = [name for name in recipes.NAMES if name.endswith("-authors")]
+    assert all(f"`{name}`" in PAGE for name in authors)
+    assert len(authors) == 3
+    for name in authors:
+        switched = recipes.get(name.removesuffix("-authors"), [*SWITCHES, f"name={name}"])
+        assert recipes.difference(switched, recipes.get(name)) == []
+
+
 @pytest.mark.parametrize(
-    ("changes", "words"), [([], "after 60, 120 and 160 |"), (SWITCHES[1:2], "after 59, 119 and 159 epochs:")]
+    ("recipe", "changes", "named"),
+    [
+        ("cifar100/densenet-40-12-twins", ["init=authors"], "init: .*not densenet-40-12$"),
+        ("cifar100/wrn-28-10-resnet-110", ["batchnorm_init=authors"], "batchnorm_init: .*not resnet-110$"),
+        ("imagenet/mobilenetv2-twins", ["data.folder=x", "init=authors"], "init: .*not mobilenetv2$"),
+        ("quickstart", ["data.normalisation=authors"], r"data\.normalisation: .*not fashion$"),
+        (RECIPE, ["data.normalisation=authors", "data.image_size=16"], r"data\.normalisation: .*not image_size=16$"),
+        (RECIPE, ["augment.padding=reflect", "augment.pad=0"], r"augment\.padding: .*augment\.padding=zero$"),
+    ],
+)
+def test_switches_that_contradict_the_rest_are_refused_by_name(recipe: str, changes: list[str], named: str) -> None:
+    with pytest.raises(recipes.RecipeError, match=named):
+        recipes.get(recipe, changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ([], "after 60, 120 and 160 |"),
+        ([switch for switch in SWITCHES if "milestones" in switch], "after 59, 119 and 159 epochs:"),
+    ],
 )
 def test_when_the_learning_rate_drops(changes: list[str], words: str) -> None:
     recipe, batches = recipes.get(RECIPE, changes), 391
@@ -46,18 +77,10 @@ def test_initial_weights() -> None:
         assert float(linear.weight.std()) / (2 / linear.in_features) ** 0.5 == pytest.approx(0.41, abs=0.01)
         assert 0 < linear.bias.abs().max() < linear.in_features**-0.5
     depthwise = [part for part in mobilenet.modules() if isinstance(part, nn.Conv2d) and part.groups > 1]
-    smaller = {conv.groups: (3 * 9) ** -0.5 / float(conv.weight.std()) for conv in depthwise}
-    assert "2 (32 channels) to 18 times (2,048) smaller" in PAGE
-    assert (min(smaller), max(smaller)) == (32, 2048)
-    assert smaller[32] == pytest.approx(2.3, abs=0.3)
-    assert smaller[2048] == pytest.approx(18.5, abs=0.5)
-
-
-def test_a_uniform_start_is_of_every_network() -> None:
-    cohort = Cohort({"a": "wrn-10-1", "b": "mobilenet"}, 10, batchnorm_init="uniform")
-    norms = [norm for norm in cohort.members["b"].modules() if isinstance(norm, nn.BatchNorm2d)]
-    assert norms
-    assert all(0 <= norm.weight.min() <= norm.weight.max() < 1 for norm in norms)
+    assert {conv.groups for conv in depthwise} >= {32, 2048}
+    assert f"deviation of {(2 / 9) ** 0.5:.3f}, theirs with {(3 * 9) ** -0.5:.3f}" in PAGE
+    for conv in depthwise:
+        assert float(conv.weight.std()) == pytest.approx((2 / 9) ** 0.5, rel=0.15)
 
 
 def test_normalisation_constants() -> None:
@@ -66,6 +89,8 @@ def test_normalisation_constants() -> None:
         for numbers in (CIFARS["cifar100"].mean, CIFARS["cifar100"].std)
     )
     assert f"own: mean {mean}, std {std} |" in PAGE
+    theirs = (", ".join(f"{number:.4f}" for number in numbers) for numbers in (AUTHORS_MEAN, AUTHORS_STD))
+    assert "too: mean {}, std {} |".format(*theirs) in PAGE
 
 
 def test_halved_rows_are_rounded_up() -> None:

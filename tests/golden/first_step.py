@@ -22,13 +22,17 @@ CLASSES = {"fashion": 10, "cifar10": 10, "cifar100": 100, "folder": 1000}
 
 
 @cache
-def logits_of(member: str, network: str, heads: str, data: str, learns: bool) -> dict[str, Tensor]:
+def logits_of(
+    member: str, network: str, heads: str, data: str, learns: bool, init: str, batchnorm_init: str
+) -> dict[str, Tensor]:
     """Every classifier's first predictions, at all exits that the network has."""
     channels, side = (1, 28) if data == "fashion" else (3, 64 if data == "folder" else 32)
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(BATCH, channels, side, side, generator=generator)
     exits = list(parse(network).exits)
-    cohort = Cohort({member: network}, CLASSES[data], in_channels=channels, heads=heads, exits=exits).train(learns)
+    settings = {"heads": heads, "init": init, "batchnorm_init": batchnorm_init}
+    cohort = Cohort({member: network}, CLASSES[data], in_channels=channels, exits=exits, **settings)  # type: ignore[arg-type]
+    cohort.train(learns)
     torch.manual_seed(0)
     with torch.no_grad():
         return dict(cohort(images))
@@ -40,8 +44,9 @@ def first_loss(recipe: Recipe, method: str) -> float:
     labels = torch.arange(BATCH) % CLASSES[recipe.data.name]
     logits: dict[str, Tensor] = {}
     for member, network in recipe.networks.items():
-        logits |= logits_of(member, network, recipe.heads.kind, recipe.data.name, member not in graph.frozen)
-    return float(Objective(graph)(logits, labels).total)
+        starts = recipe.init, recipe.batchnorm_init
+        logits |= logits_of(member, network, recipe.heads.kind, recipe.data.name, member not in graph.frozen, *starts)
+    return float(Objective(graph, recipe.kl_epsilon)(logits, labels).total)
 
 
 def applicable(recipe: Recipe) -> list[str]:

@@ -104,6 +104,15 @@ def test_unequal_seeds_are_named_and_only_shared_ones_pair(tmp_path: Path) -> No
     assert {row[2] for row in tables.differences.rows} == {1}
 
 
+def test_a_single_contrast_is_the_primary_one_and_of_several_none_is(tmp_path: Path) -> None:
+    for method in ("dml", "dcm"):
+        made_up_run(tmp_path / method, quick(method, batch_size=32))
+    assert look(tmp_path).study.primary == look(tmp_path).study.contrasts == (("DCM", "DML"),)
+    made_up_run(tmp_path / "ds", quick("ds", batch_size=32))
+    three = look(tmp_path).study
+    assert (len(three.contrasts), three.primary) == (3, ())
+
+
 def test_unfinished_runs_do_not_count_as_results(tmp_path: Path) -> None:
     made_up_run(tmp_path / "done", quick(seed=1))
     made_up_run(tmp_path / "going", quick(seed=2), epochs=4)

@@ -80,7 +80,7 @@ def test_images_that_only_the_user_has_must_be_named() -> None:
     study = catalogue.get("table2")
     with pytest.raises(ValueError, match=r"ResNet-18 & same, independent: .* data\.folder=FOLDER"):
         plan_runs(study, [1], [], OUT, None)
-    assert len(plan_runs(study, [1], ["data.folder=images"], OUT, None).runs) == 9
+    assert len(plan_runs(study, [1], ["data.folder=images"], OUT, None).runs) == 12
 
 
 def test_a_folder_whose_recipe_was_edited_is_refused(tmp_path: Path) -> None:

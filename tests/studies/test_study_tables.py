@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from codistill.recipes import Recipe
 from codistill.runs.result import Result, read_result
@@ -61,12 +63,14 @@ def test_every_network_of_every_method_with_its_spread(study: Study, tmp_path: P
 
 
 def test_paired_differences_and_verdicts(study: Study, tmp_path: Path) -> None:
+    """Of a study whose seeds draw wrong labels and images."""
     found = differences(build_tables(study, results_of(study, tmp_path), [1, 2, 3]))
     # DML − independent: −1, −0.5, −1.5; mean −1, std 0.5, margin 4.3027 · 0.5 / √3 = 1.2421: contains 0.
     dml = found["DML − independent"]
     assert (dml["n"], dml["ahead in"], dml["verdict"]) == (3, "3 of 3", "not decided")
     assert dml["points"] == pytest.approx(-1.0)
     assert dml["95 % interval"] == {"low": pytest.approx(-2.2421, abs=1e-4), "high": pytest.approx(0.2421, abs=1e-4)}
+    assert (dml["test"], found["DCM − independent"]["test"]) == ("paired", "primary, paired")
     # DCM − independent: −3, −2.9, −3.1: far from 0.
     assert found["DCM − independent"]["verdict"] == "lower error"
     per_network = [row[1] for row in build_tables(study, results_of(study, tmp_path), [1]).differences.rows]
@@ -76,11 +80,85 @@ def test_paired_differences_and_verdicts(study: Study, tmp_path: Path) -> None:
 def test_intervals_have_two_digits_to_read_and_all_to_compute_with(study: Study, tmp_path: Path) -> None:
     made = build_tables(study, results_of(study, tmp_path), [1, 2, 3]).differences
     assert (
-        "| DML − independent | mean of a, b | 3 | -1.00 | -2.24 … 0.24 | 3 of 3 | not decided |" in made.to_markdown()
+        "| DML − independent | mean of a, b | 3 | -1.00 | -2.24 … 0.24 | 3 of 3 | paired | 0.22 | not decided |"
+        in made.to_markdown()
     )
     first, *_ = csv.DictReader(io.StringIO(made.to_csv()))
     assert float(first["95 % interval low"]) == pytest.approx(-2.2421, abs=1e-4)
     assert float(first["95 % interval high"]) == pytest.approx(0.2421, abs=1e-4)
+
+
+def test_only_seeds_that_draw_the_data_make_pairs(study: Study, tmp_path: Path) -> None:
+    """DCM − independent is −3, −2.9, −3.1. Welch's t: −3 / √((1 + 1.1033) / 3), as scipy has it, is not decided."""
+    by_data = {
+        "data.wrong_labels=0.5": "primary, paired",
+        "data.train_limit=100": "primary, paired",
+        "data.validation=0.1": "primary, paired",
+        "data.test_limit=100": "primary, Welch",  # the same test images for every seed
+    }
+    plain = ["data.wrong_labels=0", "data.train_limit=null"]
+    independent, dcm = ([sum(ERRORS[name][seed]) / 2 for seed in (1, 2, 3)] for name in ("independent", "dcm"))
+    expected = stats.ttest_ind(dcm, independent, equal_var=False).pvalue
+    for change, test in by_data.items():
+        key = change.partition("=")[0]
+        recipes_of = [one for one in plain if not one.startswith(key)]
+        results = results_of(study, tmp_path, *recipes_of, change, "length.epochs=4000")
+        found = differences(build_tables(study, results, [1, 2, 3]))["DCM − independent"]
+        assert found["test"] == test, change
+        assert found["p"] == pytest.approx(expected if "Welch" in test else stats.ttest_rel(dcm, independent).pvalue)
+    two = differences(build_tables(study, results_of(study, tmp_path, seeds=(1, 2)), [1, 2]))
+    assert two["DCM − independent"]["test"] == "primary, Welch", "one degree of freedom is too few"
+
+
+def test_what_is_not_primary_is_corrected_for_its_number(study: Study, tmp_path: Path) -> None:
+    """With p-values of scipy and the steps of Holm's method; one primary contrast needs no correction."""
+    made = build_tables(study, results_of(study, tmp_path), [1, 2, 3]).differences
+    by_row = {(row["difference"], row["of"]): row for row in made.to_json()["rows"]}
+    assert len(by_row) == 9
+    expected = {}
+    for difference, of in by_row:
+        ours, theirs = (name.lower() for name in difference.split(" − "))
+        picked = {"mean of a, b": [0, 1], "a": [0], "b": [1]}[of]
+        first, second = (
+            [np.mean([ERRORS[method][seed][i] for i in picked]) for seed in (1, 2, 3)] for method in (ours, theirs)
+        )
+        expected[difference, of] = stats.ttest_rel(first, second).pvalue
+    primary = ("DCM − independent", "mean of a, b")
+    assert by_row[primary]["p"] == pytest.approx(expected.pop(primary))
+    largest = 0.0
+    for left, (key, p) in zip(range(8, 0, -1), sorted(expected.items(), key=lambda item: item[1]), strict=True):
+        largest = max(largest, min(1.0, left * p))
+        assert by_row[key]["p"] == pytest.approx(largest), key
+        assert (by_row[key]["verdict"] == "lower error") == (largest < 0.05)
+    assert any("primary contrasts (1), and apart from them for that of all others (8)" in note for note in made.notes)
+    assert len({row["verdict"] for row in by_row.values()}) == 2, "some are decided, some are not"
+
+
+def test_the_better_twin_stands_beside_the_papers_one_number(tmp_path: Path) -> None:
+    study = catalogue.get("table4").select(rows=["densenet-40-12-same/apfc"])
+    (row,) = study.rows
+    # Network a is better with seed 1, b with both together.
+    errors = {1: (25.0, 25.5), 2: (26.0, 24.0)}
+    results = {row.key: {seed: read(tmp_path, row.recipe.replace(seed=seed), errors[seed]) for seed in errors}}
+    made = build_tables(study, results, [1, 2]).errors
+    (cells,) = made.to_json()["rows"]
+    assert made.columns == ("row", "n", "a", "b", "better twin", "better twin, paper")
+    assert cells["better twin"] == cells["b"] == {"n": 2, "mean": 24.75, "std": pytest.approx(1.0607, abs=1e-4)}
+    assert cells["better twin, paper"] == {"n": 5, "mean": 25.10, "std": 0.25}
+    assert any("two twins is the better one's" in note for note in made.notes)
+    assert build_tables(study, {}, [1]).errors.rows[0][4] == "missing"
+
+
+def test_what_the_paper_has_commented_out_is_shown_as_such(tmp_path: Path) -> None:
+    study = catalogue.get("table1").select(rows=["mobilenet-same/dcm", "resnet-164-same/dcm"])
+    made = build_tables(study, {}, [1]).errors
+    assert "20.74(0.11)† |" in made.to_markdown()
+    assert "19.57(0.20) |" in made.to_markdown()
+    assert r"20.74(0.11)\dag{}" in made.to_latex()
+    assert any(note.startswith("† Not in the printed paper") for note in made.notes)
+    assert made.to_json()["rows"][1]["a, paper"] == {"n": 5, "mean": 20.74, "std": 0.11, "mark": "†"}
+    printed = build_tables(study.select(rows=["resnet-164-same"]), {}, [1]).errors
+    assert not any("†" in note for note in printed.notes)
 
 
 def test_a_worse_method_is_called_worse(study: Study, tmp_path: Path) -> None:
@@ -93,7 +171,8 @@ def test_a_worse_method_is_called_worse(study: Study, tmp_path: Path) -> None:
 def test_one_seed_has_no_spread_and_no_verdict(study: Study, tmp_path: Path) -> None:
     report = build_tables(study, results_of(study, tmp_path, seeds=(1,)), [1])
     assert "| independent | 1 | 26.00 | 28.00 |" in report.to_markdown()
-    assert {row["verdict"] for row in differences(report).values()} == {"one pair: none"}
+    assert {row["verdict"] for row in differences(report).values()} == {"one seed: none"}
+    assert {row["test"] for row in differences(report).values()} == {"primary", None}
     assert {row["95 % interval"] for row in differences(report).values()} == {None}
 
 
@@ -137,7 +216,7 @@ def test_short_trainings_claim_no_order(tmp_path: Path) -> None:
     assert any(note.startswith("Inconclusive") for note in short.errors.notes)
     assert "Deviation: length.epochs: 200 → 99" in short.errors.notes
     half = build_tables(study, results_of(study, tmp_path, "length.epochs=100"), [1, 2, 3])
-    assert differences(half)["DCM − independent"]["verdict"] == "lower error"
+    assert differences(half)["DCM − independent"]["verdict"] == "not decided", "and not inconclusive"
     assert any(note.startswith("Scale 0.50") for note in half.errors.notes)
 
 

@@ -48,6 +48,33 @@ def test_equals_the_papers_equations(name: str, outline: Outline, temperature: f
     assert (loss.total + objective.source_entropy(logits)).item() == pytest.approx(cross_entropy, abs=1e-12)
 
 
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+def test_an_epsilon_is_added_to_both_sides_of_every_edge_and_divided_out(temperature: float) -> None:
+    """As in the authors' code, with logits so far apart that probabilities are below 1e-8."""
+    epsilon = 1e-8
+
+    def with_epsilon(source: np.ndarray, learner: np.ndarray) -> float:
+        p, q = ((x + epsilon) / (x + epsilon).sum(axis=1, keepdims=True) for x in (source, learner))
+        return paper.eq_5(p, q)
+
+    logits = {name: 12 * z for name, z in random_logits(TWINS).items()}
+    networks, graph = as_networks(TWINS, logits), methods.dcm(TWINS).replace(temperature=temperature)
+    plain, expected = (
+        paper.loss("dcm", networks, HARD.numpy(), transfer, temperature=temperature)
+        for transfer in (paper.eq_5, with_epsilon)
+    )
+    assert abs(expected - plain) > 1e-6, "the epsilon matters"
+    assert Objective(graph, epsilon)(logits, HARD).total.item() == pytest.approx(expected, rel=1e-12)
+    assert Objective(graph, 0.0)(logits, HARD).total.item() == pytest.approx(plain, rel=1e-12)
+    # Where a learner gives a class almost nothing that its source is sure of, the gradient vanishes.
+    learner = torch.tensor([[0.0, 40.0]], dtype=torch.float64, requires_grad=True)
+    edge = TransferGraph(Outline({"a": {"final": 1}, "b": {"final": 1}}), {}, [Transfer("a/final", "b/final")])
+    sure = {"a/final": torch.tensor([[40.0, 0.0]], dtype=torch.float64), "b/final": learner}
+    for used, size in ((epsilon, 0.0), (0.0, 1.0)):
+        (gradient,) = torch.autograd.grad(Objective(edge, used)(sure, torch.tensor([0])).total, learner)
+        assert gradient.abs().max().item() == pytest.approx(size, abs=1e-6)
+
+
 @st.composite
 def graphs(draw: st.DrawFn) -> TransferGraph:
     sizes = draw(st.lists(st.sets(st.integers(2, 4), max_size=2), min_size=1, max_size=3))

@@ -360,7 +360,7 @@ def compare(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare runs or studies, with n, ± and paired differences."""
+    """Compare runs or studies, with n, ± and differences."""
     from codistill.cli.results import compare
 
     compare(runs, out, as_json=as_json)

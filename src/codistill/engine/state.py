@@ -171,7 +171,7 @@ def prepare_training(
         member.requires_grad_(name in graph.learning_networks)
         member.backbone.recomputes = recipe.runtime.activation_checkpointing
     cohort.to(machine.device).to(memory_format=machine.memory_format)  # type: ignore[call-overload]
-    objective = Objective(graph).to(machine.device)
+    objective = Objective(graph, recipe.kl_epsilon).to(machine.device)
     learning = graph.learning_networks
     average = MovingAverage(cohort, [name for name in learning if name in here], recipe.ema) if recipe.ema else None
     peers.adopt(cohort, average)
@@ -217,6 +217,7 @@ def cohort_of(
         heads=recipe.heads.kind,
         exits={name: recipe.graph.exits[name] for name in networks},
         seed=recipe.seed,
+        init=recipe.init,
         batchnorm_init=recipe.batchnorm_init,
     )
     if image_size is not None and min(image_size) < LARGE_ENOUGH:

@@ -151,6 +151,9 @@ FAMILIES = (
     ),
 )
 
+IN_AUTHORS_CODE = ("WRN", "MobileNet")
+"""The families of the authors' scripts, as the paper writes them: of others they have no initial weights."""
+
 EXAMPLES = tuple(example for family in FAMILIES for example in family.examples)
 
 # Names that a network in a cohort cannot have: torch's ModuleDict uses them, and labels are a source.

@@ -1,5 +1,6 @@
 """The layers that all families share."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -14,13 +15,15 @@ TENSOR_CORE_CHANNELS = 8
 
 
 class Conv2d(nn.Conv2d):
-    """A convolution without bias that keeps the size at stride 1, with He's normal initialisation."""
+    """A convolution without bias that keeps the size at stride 1, with He's normal initialisation by fan-out."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
         super().__init__(in_channels, out_channels, kernel, stride, kernel // 2, groups=groups, bias=False)
 
     def reset_parameters(self) -> None:
-        nn.init.kaiming_normal_(self.weight, mode="fan_out", nonlinearity="relu")
+        # Of one group: kaiming_normal_ would count the channels of all, and start depthwise weights near 0.
+        fan_out = self.out_channels // self.groups * math.prod(self.kernel_size)
+        nn.init.normal_(self.weight, std=math.sqrt(2) / math.sqrt(fan_out))
 
     @property
     def fits_tensor_cores(self) -> bool:

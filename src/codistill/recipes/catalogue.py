@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from codistill.recipes import paper
-from codistill.recipes.schema import Augment, Cosine, Data, Evaluation, Heads, Length, Recipe, Sgd, Steps
+from codistill.recipes.schema import Augment, Cosine, Data, Evaluation, Heads, Length, Processes, Recipe, Sgd, Steps
 
 # A placeholder for a file that only the user can name; a recipe that still has it is incomplete.
 TO_BE_GIVEN = "FILE"
@@ -35,7 +35,7 @@ class ListedRecipe:
     @property
     def summary(self) -> str:
         """What it trains, and the expected test error."""
-        return self.title + paper.sentence(self.name)
+        return self.title + paper.sentence(self.name.removesuffix("-authors"))
 
 
 def quickstart() -> Recipe:
@@ -129,11 +129,26 @@ def _supervised(twins: Recipe) -> Recipe:
     return twins.replace(networks={"a": twins.networks["a"]}, method="ds")
 
 
+def as_authors(recipe: Recipe) -> Recipe:
+    """A recipe of WRN's with everything that the authors' scripts do otherwise: the switches of docs/differences.md."""
+    return recipe.replace(
+        init="authors",
+        batchnorm_init="authors",
+        kl_epsilon=1e-8,
+        data=Data(name="cifar100", normalisation="authors"),
+        augment=Augment(padding="reflect"),
+        optimizer=Sgd(lr=0.1, weight_decay=5e-4, momentum=0.9, reset_momentum_at_drops=True),
+        schedule=Steps(milestones=(0.295, 0.595, 0.795), factor=0.2),
+        processes=Processes(sync_batchnorm=False),
+    )
+
+
 def kd_wrn_28_10_resnet_110() -> Recipe:
     networks = {"teacher": "wrn-28-10", "student": "resnet-110"}
     return wrn_pair("wrn-28-10", "resnet-110").replace(networks=networks, method="kd", start={"teacher": TO_BE_GIVEN})
 
 
+AS_THEIRS = "trained as by the authors' code"
 DROPOUT = "wrn-28-10-dropout-0.3"
 
 _ROWS: dict[str, tuple[str, Callable[[], Recipe]]] = {
@@ -141,7 +156,7 @@ _ROWS: dict[str, tuple[str, Callable[[], Recipe]]] = {
         "Two tiny WRN on 1,500 small Fashion-MNIST images of which half have a wrong label: teaching each other shows.",
         quickstart,
     ),
-    # Table 1: pairs on CIFAR-100; the last three pairs of twins are not in the paper.
+    # Table 1: pairs on CIFAR-100; the last three pairs of twins are not in the printed paper.
     "cifar100/resnet-164-twins": ("Two ResNet-164", lambda: resnet_twins("resnet-164")),
     "cifar100/wrn-28-10-twins": ("Two WRN-28-10", wrn_twins),
     "cifar100/densenet-40-12-twins": ("Two DenseNet-40-12", densenet_twins),
@@ -152,10 +167,18 @@ _ROWS: dict[str, tuple[str, Callable[[], Recipe]]] = {
     "cifar100/wrn-28-4-twins": ("Two WRN-28-4", lambda: wrn_twins("wrn-28-4")),
     "cifar100/resnet-110-twins": ("Two ResNet-110", lambda: resnet_twins("resnet-110")),
     "cifar100/mobilenet-twins": ("Two MobileNet", lambda: resnet_twins("mobilenet")),
+    # As the authors' scripts train them: the first and the last of these are their two pairs.
+    "cifar100/wrn-28-10-twins-authors": (f"Two WRN-28-10, {AS_THEIRS}", lambda: as_authors(wrn_twins())),
+    "cifar100/wrn-28-4-twins-authors": (f"Two WRN-28-4, {AS_THEIRS}", lambda: as_authors(wrn_twins("wrn-28-4"))),
+    "cifar100/wrn-28-10-mobilenet-authors": (
+        f"WRN-28-10 & MobileNet, {AS_THEIRS}",
+        lambda: as_authors(wrn_pair("wrn-28-10", "mobilenet")),
+    ),
     # Table 2: pairs on ImageNet.
     "imagenet/resnet-18-twins": ("Two ResNet-18", lambda: imagenet_pair("resnet-18", "resnet-18")),
     "imagenet/mobilenetv2-twins": ("Two MobileNetV2", mobilenetv2_twins),
     "imagenet/resnet-50-resnet-18": ("ResNet-50 & ResNet-18", lambda: imagenet_pair("resnet-50", "resnet-18")),
+    "imagenet/resnet-50-mobilenetv2": ("ResNet-50 & MobileNetV2", lambda: imagenet_pair("resnet-50", "mobilenetv2")),
     # Table 3: where the auxiliary classifiers are.
     "table3/independent": ("WRN-28-10 twins, no auxiliary classifier and no transfer", _wrn(method="independent")),
     "table3/c4": ("WRN-28-10 twins, DCM with C1 and C4 (after the stem)", _wrn(heads=Heads(exits=("stem",)))),
@@ -199,6 +222,14 @@ _ROWS: dict[str, tuple[str, Callable[[], Recipe]]] = {
     "table6/wrn-28-10-dropout": (
         "One WRN-28-10(+), dropout 0.3, under deep supervision alone",
         lambda: _supervised(wrn_twins(DROPOUT)),
+    ),
+    "table6/resnet-110": (
+        "One ResNet-110 under deep supervision alone",
+        lambda: _supervised(resnet_twins("resnet-110")),
+    ),
+    "table6/mobilenet": (
+        "One MobileNet under deep supervision alone",
+        lambda: _supervised(resnet_twins("mobilenet")),
     ),
     # Table 7: wrong training labels.
     "table7/wrong-labels-20": ("DenseNet-40-12 twins, CIFAR-10, 20 % wrong labels", _noisy(0.2)),

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from codistill.errors import unknown
+from codistill.networks.families import IN_AUTHORS_CODE, parse
 from codistill.recipes.errors import Contradiction, Path
 from codistill.transfer import methods
 
@@ -76,6 +77,13 @@ def _switch_problems(recipe: "Recipe") -> Iterator[Contradiction]:
     if recipe.augment.padding == "reflect" and recipe.augment.pad >= side:
         message = f"padding=reflect cannot pad images of {side} pixels by {recipe.augment.pad}"
         yield Contradiction(("augment", "pad"), message, frozenset({"data", "augment"}))
+    for key in ("init", "batchnorm_init"):
+        others = [one for one in recipe.networks.values() if parse(one).family.paper not in IN_AUTHORS_CODE]
+        if getattr(recipe, key) == "authors" and others:
+            message = (
+                f"the authors' code has {' and '.join(IN_AUTHORS_CODE)} only, not {', '.join(dict.fromkeys(others))}"
+            )
+            yield Contradiction((key,), message, frozenset({key, "networks"}))
     yield from _momentum_problems(recipe)
     every, all_every = recipe.evaluation.every_epochs, recipe.evaluation.all_every_epochs
     if all_every % every:

@@ -47,6 +47,7 @@ def _data_set(name: str) -> str:
     return name
 
 
+AUTHORS_SETS = ("cifar10", "cifar100")
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -117,6 +118,9 @@ class Data(Settings):
         None, description="processes that decode; null: one per core"
     )
     timeout_s: Positive = Field(120.0, description="a worker that does not answer for this long is replaced")
+    normalisation: Literal["own", "authors"] = Field(
+        "own", description="means and deviations of channels; authors: CIFAR-10's, which they use for CIFAR-100 too"
+    )
 
     @property
     def side(self) -> int:
@@ -130,6 +134,9 @@ class Data(Settings):
             key, message = "name", f"{self.name} is in memory as it is; resident and resize are for folder"
         elif self.name == "folder" and self.image_size is None:
             message = "missing; the images of a folder are resized to one size, as in data.image_size=32"
+        elif self.normalisation == "authors" and (self.name not in AUTHORS_SETS or self.image_size):
+            given = f"image_size={self.image_size}" if self.name in AUTHORS_SETS else self.name
+            key, message = "normalisation", f"the authors' are of {' and '.join(AUTHORS_SETS)} at 32×32, not {given}"
         elif self.image_size is not None and self.name in NUMBERS and self.image_size > NUMBERS[self.name].side:
             side = NUMBERS[self.name].side
             message = f"{self.image_size} is more than the {side} pixels of {self.name}; it can only shrink"
@@ -166,6 +173,8 @@ class Augment(Settings):
         key, message = "cutmix", ""
         if self.mixup and self.cutmix:
             message = "mixup and cutmix are both on; set one of them to 0"
+        elif self.padding == "reflect" and not self.pad:
+            key, message = "padding", "reflect pads nothing with augment.pad=0; raise it, or type augment.padding=zero"
         elif self.random_resized_crop and self.pad:
             key, message = "pad", "random_resized_crop cuts regions out of the image itself; set augment.pad=0"
         if message:
@@ -316,10 +325,16 @@ class Recipe(Settings):
     temperature: Positive = Field(1.0, description="softens both sides of every edge; labels stay at 1")
     t_squared: bool = Field(False, description="multiply edges by the squared temperature")
     transfer: Transfers = Transfers()
+    kl_epsilon: NotNegative = Field(
+        0.0, description="added to every probability of an edge, which are then renormalised; the authors: 1e-8"
+    )
     heads: Heads = Heads()
     start: dict[str, str] = Field({}, description="weight files that networks begin from; a frozen teacher needs one")
-    batchnorm_init: Literal["ones", "uniform"] = Field(
-        "ones", description="initial scale of batch norm; uniform: as in the authors' code"
+    init: Literal["he", "authors"] = Field(
+        "he", description="initial convolutions and linear layers; he: normal by fan-out, linear layers as in torch"
+    )
+    batchnorm_init: Literal["ones", "uniform", "authors"] = Field(
+        "ones", description="initial scale of batch norm; uniform: in [0, 1); authors: so in a WRN, ones in a MobileNet"
     )
     data: Data
     augment: Augment = Augment()

@@ -69,7 +69,7 @@ class Overview:
         }
 
     def tables(self) -> StudyTables:
-        """Return errors with n and ± next to the paper's, and differences paired by seed, of the finished runs."""
+        """Return errors with n and ± next to the paper's, and differences, of the finished runs."""
         results = {
             entry.row.key: {seed: run.result for seed, run in entry.runs.items() if run.result is not None}
             for entry in self.entries
@@ -157,9 +157,7 @@ def known_study(recipes: Sequence[Recipe]) -> Study | None:
         for setting in set.intersection(*(set(match) for match in matches)):
             rows = tuple(match[setting] for match in matches)
             if len({row.key for row in rows}) == len(rows):
-                labels = {row.label for row in rows}
-                contrasts = tuple(pair for pair in study.contrasts if labels.issuperset(pair))
-                return replace(study, rows=rows, contrasts=contrasts)
+                return replace(study.with_rows(rows), title=study.title)
     return None
 
 
@@ -170,11 +168,13 @@ def _own_study(firsts: Sequence[SeenRun]) -> Study:
         groups.setdefault(_tested_on(run), []).append(run)
     labels = {run.path: label for runs in groups.values() for run, label in zip(runs, _labels(runs), strict=True)}
     pairs = [pair for runs in groups.values() for pair in _pairs([labels[run.path] for run in runs])]
+    contrasts = tuple(dict.fromkeys((later, earlier) for earlier, later in pairs))
     return Study(
         name="comparison" if len(firsts) > 1 else "run",
         title="; ".join(dict.fromkeys(_cohort(run.recipe) for run in firsts)),
         rows=tuple(StudyRow(_tested_on(run), labels[run.path], run.recipe, _paper(run.recipe)) for run in firsts),
-        contrasts=tuple(dict.fromkeys((later, earlier) for earlier, later in pairs)),
+        contrasts=contrasts,
+        primary=contrasts if len(contrasts) == 1 else (),  # of several, none was named beforehand
     )
 
 

@@ -44,7 +44,7 @@ def _finished(seen: Overview) -> Iterator[Block]:
     made = seen.tables()
     yield Grid(replace(made.errors, title="Test error"))
     if made.differences.rows:
-        yield Grid(replace(made.differences, title="Differences, paired by seed"))
+        yield Grid(replace(made.differences, title="Differences"))
     yield outcome(seen)
     if (chart := differences(made.differences)).series[0].y:
         yield chart
@@ -76,14 +76,14 @@ def outcome(seen: Overview) -> Chart:
 
 
 def differences(table: Table) -> Chart:
-    """Return the paired difference of every contrast with its interval, from the table of differences."""
+    """Return the difference of every contrast with its interval, from the table of differences."""
     of, points, interval = (table.columns.index(name) for name in ("of", "points", "95 % interval"))
     contrasts: dict[tuple[Cell, ...], tuple[Cell, ...]] = {}
     for row in table.rows:
         if row[points] is not None:
             contrasts.setdefault(row[:of], row)  # the mean of the networks comes first
     means = [float(row[points]) for row in contrasts.values()]  # type: ignore[arg-type]
-    # A single pair has no interval: its whiskers have no length.
+    # A single seed has no interval: its whiskers have no length.
     bounds = [row[interval] for row in contrasts.values()]
     series = Series(
         "mean of the networks",
@@ -94,7 +94,7 @@ def differences(table: Table) -> Chart:
         colour=1,
     )
     labels = tuple(": ".join(map(str, label)) for label in contrasts)
-    words = "Below 0, the first has the lower error. Whiskers are 95 % intervals (Student's t), uncorrected."
+    words = "Below 0, the first has the lower error. Whiskers are 95 % intervals, each by itself."
     axes = Axis("difference", labels=labels), Axis("difference of test error", "points")
     return Chart("differences", "Differences with their intervals", *axes, (series,), words, points=True)
 

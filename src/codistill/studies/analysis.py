@@ -1,4 +1,4 @@
-"""Turns a study's finished runs into its tables: errors beside the paper's, paired differences, and notes."""
+"""Turns a study's finished runs into its tables: errors beside the paper's, differences, and notes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -8,17 +8,17 @@ from typing import Any
 
 from codistill.recipes import Recipe, difference
 from codistill.recipes.changes import WHERE, is_below, key_of
+from codistill.recipes.paper import COMMENTED_OUT
 from codistill.runs.files import to_json, write_atomically
 from codistill.runs.result import Result
 from codistill.studies import curves
 from codistill.studies.costs import share_of_images, training_flops
+from codistill.studies.differences import CONCLUSIVE_SCALE, differences_table
 from codistill.studies.plan import run_name
-from codistill.studies.statistics import Difference, mean, paired_difference, summarise
-from codistill.studies.study import Results, Study, StudyRow, slug
+from codistill.studies.statistics import mean, summarise
+from codistill.studies.study import BETTER_TWIN, Results, Study, StudyRow, slug
 from codistill.studies.tables import Cell, Table
 
-# Below this fraction of the paper's length the methods do not differ reliably: they are regularisers.
-CONCLUSIVE_SCALE = 0.5
 METRICS = {"top1_error": "top-1", "top5_error": "top-5"}
 # What a study sets itself, where a run is computed, and by which kernels; any other difference from its recipe is a
 # deviation.
@@ -30,14 +30,12 @@ CHOSEN = "runtime.precision: auto → "
 # With a deviation in one of these, the paper's number is not comparable.
 INCOMPARABLE = ("networks", "method", "heads", "data.name", "data.wrong_labels", "data.train_limit")
 
-NOTHING_SHARED = "no network in common"
-
 Column = tuple[str, Callable[[StudyRow], Cell]]
 
 
 @dataclass(frozen=True)
 class StudyTables:
-    """A study's errors and paired differences, with the notes under them, and each run's numbers."""
+    """A study's errors and differences, with the notes under them, and each run's numbers."""
 
     study: Study
     errors: Table
@@ -94,7 +92,7 @@ def build_tables(
     return StudyTables(
         study,
         _errors(study, found, _notes(study, found, seeds, best_epoch, command), best_epoch),
-        _differences(study, found),
+        differences_table(study, found, _least_scale(study, found)),
         tuple(_runs(study, found)),
     )
 
@@ -120,13 +118,15 @@ def _columns(study: Study, found: Results, best_epoch: bool) -> Iterator[Column]
         yield "networks", lambda row: row.group
     yield "row", lambda row: row.label
     yield "n", lambda row: len(found[row.key])
-    for network in dict.fromkeys(name for row in study.rows for name in row.recipe.networks):
+    has_better = any(network == BETTER_TWIN for row in study.rows for network, _ in row.paper)
+    networks = dict.fromkeys(name for row in study.rows for name in row.recipe.networks)
+    for network in [*networks, *([BETTER_TWIN] if has_better else [])]:
         for metric in study.metrics:
             name = network if len(study.metrics) == 1 else f"{network} {METRICS[metric]}"
             yield name, partial(_ours, found, network, metric)
             if any((network, metric) in row.paper for row in study.rows):
                 yield f"{name}, paper", partial(_paper, found, network, metric)
-        if best_epoch:
+        if best_epoch and network != BETTER_TWIN:
             yield f"{network}, best epoch", partial(_ours, found, network, "best_epoch")
     if study.shows_cost:
         yield "hours a run", lambda row: mean([run.elapsed_s / 3600 for run in found[row.key].values()])
@@ -137,72 +137,20 @@ def _columns(study: Study, found: Results, best_epoch: bool) -> Iterator[Column]
 
 
 def _ours(found: Results, network: str, metric: str, row: StudyRow) -> Cell:
-    if network not in row.recipe.networks:
-        return None
     runs = found[row.key].values()
-    return summarise(run.errors[network][metric] for run in runs) if runs else "missing"
+    if network not in row.recipe.networks and network != BETTER_TWIN:
+        return None
+    if not runs:
+        return "missing"
+    names = row.recipe.networks if network == BETTER_TWIN else [network]
+    of_networks = [summarise(run.errors[name][metric] for run in runs) for name in names]
+    return min(of_networks, key=lambda summary: summary.mean)
 
 
 def _paper(found: Results, network: str, metric: str, row: StudyRow) -> Cell:
     """The paper's number; None if an override makes our runs incomparable with it."""
     changed = [key_of(line) for run in found[row.key].values() for line in deviations(row, run)]
     return None if any(is_below(key, INCOMPARABLE) for key in changed) else row.paper.get((network, metric))
-
-
-def _differences(study: Study, found: Results) -> Table:
-    """Differences paired by seed: of the mean over the networks that both rows have, then of each network."""
-    scale = _least_scale(study, found)
-    rows: list[tuple[Cell, ...]] = []
-    for group in study.groups:
-        by_label = {row.label: row for row in study.rows if row.group == group}
-        for ours, theirs in study.contrasts:
-            if ours in by_label and theirs in by_label:
-                title = [group, f"{ours} − {theirs}"] if len(study.groups) > 1 else [f"{ours} − {theirs}"]
-                rows += [(*title, *cells) for cells in _contrast(by_label[ours], by_label[theirs], found, scale)]
-    group_column = ["networks"] if len(study.groups) > 1 else []
-    columns = (*group_column, "difference", "of", "n", "points", "95 % interval", "ahead in", "verdict")
-    notes = [
-        "Differences of top-1 error in percentage points, paired by seed; below 0 the first is better. Intervals are "
-        "Student's t, each by itself. A verdict needs an interval that does not contain 0.",
-    ]
-    if any(row[-1] == NOTHING_SHARED for row in rows):
-        notes.append(
-            f"{NOTHING_SHARED.capitalize()}: the two rows train no network of the same name, so no difference can be "
-            "formed. Networks are matched by name: train with the same names, as in 'networks={a: …, b: …}'."
-        )
-    return Table(f"{study.title}: differences", columns, tuple(rows), tuple(notes))
-
-
-def _contrast(ours: StudyRow, theirs: StudyRow, found: Results, scale: float | None) -> Iterator[tuple[Cell, ...]]:
-    shared = shared_networks(ours.recipe, theirs.recipe)
-    if not shared:
-        yield (None, 0, None, None, None, NOTHING_SHARED)
-        return
-    parts = [shared, *([name] for name in shared)] if len(shared) > 1 else [shared]
-    for part in parts:
-        first, second = ({seed: run.mean_error(part) for seed, run in found[row.key].items()} for row in (ours, theirs))
-        what = "mean of " + ", ".join(part) if len(part) > 1 else part[0]
-        difference = paired_difference(first, second)
-        if difference is None:
-            yield (what, 0, None, None, None, "missing")
-        else:
-            ahead = f"{difference.ahead} of {difference.n}"
-            yield (what, difference.n, difference.mean, difference.interval, ahead, _verdict(difference, scale))
-
-
-def shared_networks(ours: Recipe, theirs: Recipe) -> list[str]:
-    """The networks that both recipes train, by name; a frozen teacher is not trained."""
-    return [name for name in ours.graph.learning_networks if name in theirs.graph.learning_networks]
-
-
-def _verdict(difference: Difference, scale: float | None) -> str:
-    if scale is not None and scale < CONCLUSIVE_SCALE:
-        return "inconclusive"
-    if difference.interval is None:
-        return "one pair: none"
-    if not difference.is_decided:
-        return "not decided"
-    return "lower error" if difference.mean < 0 else "higher error"
 
 
 def _least_scale(study: Study, found: Results) -> float | None:
@@ -226,6 +174,10 @@ def _notes(study: Study, found: Results, seeds: Sequence[int], best_epoch: bool,
     yield f"Test error in % at the last epoch, mean(std) over n seeds; std is the sample one, none for n = 1.{runs}"
     if best_epoch:
         yield "The best epoch is chosen by the test error, so it flatters; never compare it with a last epoch."
+    if any(summary.mark for row in study.rows for summary in row.paper.values()):
+        yield f"{COMMENTED_OUT} Not in the printed paper: commented out in its LaTeX source."
+    if any(network == BETTER_TWIN for row in study.rows for network, _ in row.paper):
+        yield "The paper's one number for two twins is the better one's: ours beside it is that of the lower mean."
     scale = _least_scale(study, found)
     if scale is not None and scale < CONCLUSIVE_SCALE:
         yield (

@@ -8,11 +8,14 @@ from codistill.errors import unknown
 from codistill.networks.families import parse, title
 from codistill.recipes import Recipe, apply, difference
 from codistill.recipes.changes import key_of
-from codistill.recipes.paper import RUNS
+from codistill.recipes.paper import BETTER, COMMENTED_OUT, RUNS
 from codistill.runs.result import Result
 from codistill.studies.statistics import Summary
 
 _PRINTED = re.compile(r"(\d+\.\d+)(?:\((\d+\.\d+)\))?")
+
+BETTER_TWIN = "better twin"
+"""Stands for a network's name where the paper has one number for two networks; no network can be called so."""
 
 PaperNumbers = Mapping[tuple[str, str], Summary]
 """By network and metric, as in ``{("a", "top1_error"): Summary(5, 18.72, 0.24)}``."""
@@ -90,6 +93,8 @@ class Study:
     rows: tuple[StudyRow, ...]
     contrasts: tuple[tuple[str, str], ...]
     """Pairs of labels to compare, the error of the first minus that of the second, in every group that has both."""
+    primary: tuple[tuple[str, str], ...] = ()
+    """The contrasts that the study is for, named before its runs; verdicts on all others are corrected apart."""
     seeds: int = 5
     first_seed: int = 1
     """A study whose setting was chosen by results begins with a seed that was not used for the choice."""
@@ -105,6 +110,8 @@ class Study:
         for label in (label for contrast in self.contrasts for label in contrast):
             if label not in labels:
                 raise unknown(f"row of study {self.name}", label, sorted(labels))
+        if others := set(self.primary) - set(self.contrasts):
+            raise ValueError(f"study {self.name}: {sorted(others)} are primary, but not among its contrasts")
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -142,8 +149,11 @@ class Study:
         """The study with only these rows; if they are one of several groups, the title names it."""
         labels, groups = {row.label for row in rows}, {row.group for row in rows}
         title = f"{self.title}: {rows[0].group}" if len(groups) == 1 < len(self.groups) else self.title
-        contrasts = tuple(contrast for contrast in self.contrasts if labels.issuperset(contrast))
-        return replace(self, title=title, rows=rows, contrasts=contrasts)
+        contrasts, primary = (
+            tuple(contrast for contrast in chosen if labels.issuperset(contrast))
+            for chosen in (self.contrasts, self.primary)
+        )
+        return replace(self, title=title, rows=rows, contrasts=contrasts, primary=primary)
 
     def check_overrides(self, overrides: Sequence[str]) -> None:
         """Raise ValueError for overrides of what the study's rows compare: the table's labels would be wrong."""
@@ -201,17 +211,24 @@ def cohort_title(recipe: Recipe) -> str:
 
 
 def paper_numbers(text: str, runs: int | None = RUNS) -> PaperNumbers:
-    """A cell of the paper's tables: a space between networks, a slash between top-1 and top-5, ``-`` for no number."""
+    """A cell of the paper's tables: a space between networks, a slash between top-1 and top-5, ``-`` for no number.
+
+    ``better 22.35(0.12)`` is the number of one of two twins, the better one; ``†`` marks what is not in print.
+    """
+    networks, words = ["a", "b"], text.split()
+    if words[:1] == [BETTER]:
+        networks, words = [BETTER_TWIN], words[1:]
     return {
-        (network, metric): _printed_summary(number, runs)
-        for network, cell in zip("ab", text.split(), strict=False)
+        (network, metric): _printed_summary(number, runs, mark)
+        for network, word in zip(networks, words, strict=False)
+        for cell, mark, _ in [word.partition(COMMENTED_OUT)]
         for metric, number in zip(("top1_error", "top5_error"), cell.split("/"), strict=False)
         if number != "-"
     }
 
 
-def _printed_summary(text: str, runs: int | None) -> Summary:
+def _printed_summary(text: str, runs: int | None, mark: str) -> Summary:
     match = _PRINTED.fullmatch(text)
     if match is None:
         raise ValueError(f"not a number as the paper prints it: {text!r}; write 18.72 or 18.72(0.24)")
-    return Summary(runs, float(match[1]), float(match[2]) if match[2] else None)
+    return Summary(runs, float(match[1]), float(match[2]) if match[2] else None, mark)

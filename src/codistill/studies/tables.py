@@ -71,7 +71,9 @@ class Table:
 
     def to_json(self) -> dict[str, Any]:
         def value(cell: Cell) -> object:
-            return asdict(cell) if isinstance(cell, Summary | Interval) else cell
+            if isinstance(cell, Summary | Interval):
+                return {key: number for key, number in asdict(cell).items() if (key, number) != ("mark", "")}
+            return cell
 
         rows = [dict(zip(self.columns, map(value, row), strict=True)) for row in self.rows]
         return {"title": self.title, "columns": list(self.columns), "rows": rows, "notes": list(self.notes)}
@@ -124,6 +126,7 @@ _LATEX = {
     "→": r"$\to$",
     "×": r"$\times$",
     "…": r"\ldots{}",
+    "†": r"\dag{}",
 }
 
 

@@ -4,6 +4,7 @@ L = Σ_j a_j·CE(y, p_j) + Σ_(i→j) w_ij·KL(p̂_i ‖ p̂_j), summed over cla
 the temperature, and the source p̂_i is a constant. Axes: M classifiers, B batch, C classes, E edges (labels first).
 """
 
+import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ class Loss:
 class Objective(nn.Module):
     """``Objective(graph)(logits, labels)``; labels are int64 [B], or probabilities [B, C] when smoothed or mixed.
 
+    ``epsilon`` is added to every probability of a transfer, and the sum divided out, as in the authors' code.
     Computes in float32, or in float64 if the logits are float64; autocast is off inside. On a GPU the matrix product is
     in TF32 if torch allows it (`torch.set_float32_matmul_precision`, which runtime.precision=tf32 sets).
     """
@@ -53,9 +55,9 @@ class Objective(nn.Module):
     initial_rest: Tensor
     ramp_done: Tensor
 
-    def __init__(self, graph: TransferGraph) -> None:
+    def __init__(self, graph: TransferGraph, epsilon: float = 0.0) -> None:
         super().__init__()
-        self.graph = graph
+        self.graph, self.epsilon = graph, epsilon
         self.names = tuple(graph.weights)
         self.classifiers = tuple(classifier.name for classifier in graph.classifiers)
         row = {name: index for index, name in enumerate(self.classifiers)}
@@ -104,7 +106,8 @@ class Objective(nn.Module):
             log_probs_MBC = F.log_softmax(logits_MBC, dim=-1)
             from_labels_M = _cross_entropies(log_probs_MBC, labels)
             if self.graph.transfers:
-                soft_MBC = log_probs_MBC if self.graph.temperature == 1 else self._soften(logits_MBC)
+                is_plain = self.graph.temperature == 1 and not self.epsilon
+                soft_MBC = log_probs_MBC if is_plain else self._soften(logits_MBC)
                 crossings_MM = _crossings(soft_MBC)
                 divergences_MM = crossings_MM - crossings_MM.detach().diagonal()
             else:
@@ -129,7 +132,10 @@ class Objective(nn.Module):
             return (self._weights(logits_MBC) * by_edge_E).sum()
 
     def _soften(self, logits_MBC: Tensor) -> Tensor:
-        return F.log_softmax(logits_MBC / self.graph.temperature, dim=-1)
+        log_probs_MBC = F.log_softmax(logits_MBC / self.graph.temperature, dim=-1)
+        if not self.epsilon:
+            return log_probs_MBC
+        return (log_probs_MBC.exp() + self.epsilon).log() - math.log1p(self.epsilon * logits_MBC.shape[-1])
 
     def _edges(self, from_labels_M: Tensor, from_sources_MM: Tensor) -> Tensor:
         """The values of the graph's edges, selected from the matrix; other entries, even infinite, have no effect."""
