@@ -12,9 +12,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from codistill.cli.terminal import console, network_table, two_columns
+from codistill.cli.terminal import ConsoleHandler, console, network_table, two_columns
 from codistill.cli.train import memory_explained
 from codistill.errors import ExitCode, unknown
+from codistill.log import logging_to
 from codistill.runs.files import to_json, write_atomically
 from codistill.runs.folder import RunFolder
 
@@ -31,7 +32,7 @@ ON_CPU = "free it from other programs, or set CUDA_VISIBLE_DEVICES= to evaluate 
 def evaluate(run: Path, *, best: bool, as_json: bool) -> None:
     from codistill.engine.finished import evaluate_finished
 
-    with memory_explained(ON_CPU):
+    with memory_explained(ON_CPU), logging_to(ConsoleHandler(console(quiet=True))):
         evaluation = evaluate_finished(RunFolder(run), best=best)
     measured = {name: metrics.to_dict() for name, metrics in evaluation.metrics.items()}
     recipe, epoch, differences = evaluation.recipe, evaluation.epoch, evaluation.differences
@@ -54,7 +55,8 @@ def export(run: Path, network: str, file_format: str, out: Path, *, best: bool, 
     from codistill.export import bundle
     from codistill.export.export import export_network
 
-    exported = export_network(run, network, file_format, out, best=best, force=force)
+    with logging_to(ConsoleHandler(console(quiet=True))):
+        exported = export_network(run, network, file_format, out, best=best, force=force)
     shipped, proof = exported.shipped, exported.proof
     epochs, done = shipped.history.recipe.length.epochs, shipped.done
     steps = f" and {done.step} steps" if done.step else ""
@@ -135,9 +137,10 @@ def compare(paths: Sequence[Path], out: Path | None, *, as_json: bool) -> None:
                 print_table(table, console())
     for text in seen.left_out:
         typer.echo(f"warning: {text}", err=True)
-    for run in seen.unfinished:
-        typer.echo(f"warning: {run.name} is not finished and is left out", err=True)
-        for note in run.notes:
+    for run in seen.runs:
+        if not run.finished:
+            typer.echo(f"warning: {run.name} is not finished and is left out", err=True)
+        for note in run.damage if run.finished else run.notes:
             typer.echo(f"warning: {run.name}: {note}", err=True)
     if out is not None:
         for file, content in _contents(seen, made, out).items():

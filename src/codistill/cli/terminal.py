@@ -3,6 +3,7 @@
 A step must never wait for a display, so ``heartbeat``, which is called after every step, only stores the position.
 """
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -215,6 +217,21 @@ class LiveTable:
 
 Display = Lines | LiveTable
 """``heartbeat`` is called after every step, ``show`` after every evaluation."""
+
+
+class ConsoleHandler(logging.Handler):
+    """Prints log records above the display; warnings go to standard error, even with --quiet."""
+
+    def __init__(self, screen: Console) -> None:
+        super().__init__()
+        self.screen = screen
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = printable(record.getMessage())
+        if record.levelno >= logging.WARNING:
+            typer.echo(f"warning: {message}", err=True)
+        else:
+            self.screen.print(message, soft_wrap=True)
 
 
 def best_errors(journal: Path, recipe: Recipe) -> dict[str, float]:

@@ -1,6 +1,5 @@
 """``codistill train``: runs the engine in this process, or in several that ``--nproc`` or torchrun starts."""
 
-import logging
 import os
 import re
 import shlex
@@ -16,6 +15,7 @@ from rich.console import Console
 
 from codistill import recipes
 from codistill.cli.terminal import (
+    ConsoleHandler,
     Display,
     Lines,
     LiveTable,
@@ -218,21 +218,6 @@ def display(recipe: Recipe, folder: Path, screen: Console, stop: StopRequest) ->
     if screen.is_terminal and not screen.quiet:
         return LiveTable(recipe, RunFolder(folder).journal, screen, lambda: stop.is_heard)
     return Lines(recipe, screen)
-
-
-class ConsoleHandler(logging.Handler):
-    """Prints log records above the display; warnings go to standard error, even with --quiet."""
-
-    def __init__(self, screen: Console) -> None:
-        super().__init__()
-        self.screen = screen
-
-    def emit(self, record: logging.LogRecord) -> None:
-        message = printable(record.getMessage())
-        if record.levelno >= logging.WARNING:
-            typer.echo(f"warning: {message}", err=True)
-        else:
-            self.screen.print(message, soft_wrap=True)
 
 
 def conclude(folder: Path, recipe: Recipe) -> None:

@@ -46,6 +46,8 @@ class SeenRun:
     updated_at: float | None = None
     """Time of the last write, in seconds since the epoch; None for a published result."""
     notes: tuple[str, ...] = ()
+    damage: tuple[str, ...] = ()
+    """The run's damaged files, in words; they are among the notes too."""
 
     @property
     def finished(self) -> bool:
@@ -90,7 +92,8 @@ def read_run(folder: Path) -> SeenRun:
     run.refuse_irregular()
     if not run.recipe.is_file():
         raise run.not_a_run()
-    notes = [f"{reason}." for reason in run.damage()]
+    damage = run.damage()
+    notes = [f"{reason}." for reason in damage]
     result = _read_finished(run, notes)
     recipe = result.recipe if result else parse.load(run.recipe)
     records = result.epochs if result else _lines(run.journal, Evaluation, notes, needed_by(recipe))
@@ -109,6 +112,7 @@ def read_run(folder: Path) -> SeenRun:
         data=_description(run.data, DataReport, notes),
         updated_at=_updated_at(run),
         notes=tuple(dict.fromkeys(notes)),
+        damage=tuple(damage),
     )
 
 
