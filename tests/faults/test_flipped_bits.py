@@ -154,6 +154,19 @@ def test_without_damage_nothing_is_named(runs: Runs, tmp_path: Path) -> None:
         assert command != "report" or "damaged" not in (out / "page.html").read_text()
 
 
+@pytest.mark.parametrize("file", DESCRIBED)
+@pytest.mark.parametrize("state", ["finished", "interrupted"])
+def test_what_a_checkpoint_contains_is_restored_to_the_byte(runs: Runs, tmp_path: Path, state: str, file: str) -> None:
+    run = runs.copy(state, tmp_path / "run")
+    intact = (run / file).read_bytes()
+    at = intact.rindex(b'"') - 5 if file.endswith("l") and file != "recipe.yaml" else len(intact) - 8
+    (run / file).write_bytes(intact[:at] + bytes([intact[at] ^ 1]) + intact[at + 1 :])
+    done = do("train", run, tmp_path)
+    assert (done.exit_code, file in done.stderr) == (0, True), done.output
+    assert (run / file).read_bytes().startswith(intact)
+    assert checksums(run) == checksums(runs.finished)
+
+
 def test_missing_weights_are_restored(runs: Runs, tmp_path: Path) -> None:
     run = runs.copy("finished", tmp_path / "run")
     (run / "weights" / "a.safetensors").unlink()
