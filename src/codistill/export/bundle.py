@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from codistill.data.decoder import Resize
 from codistill.errors import RunError
+from codistill.recipes.errors import mismatch
 from codistill.runs.files import TEMPORARY, explained, read_json, sync_folder, write_json
 from codistill.runs.folder import RunFolder
 
@@ -165,7 +166,10 @@ def read(model: Path) -> Bundle:
         )
         preprocessing = Preprocessing.model_validate(read_json(folder / PREPROCESSING, follow_links=True))
     except ValidationError as error:
-        raise ValueError(f"{folder}: {LABELS} or {PREPROCESSING} is invalid; export it again: {error}") from None
+        first, *others = error.errors(include_url=False)
+        place, more = ".".join(map(str, first["loc"])), f" (and {len(others)} more)" if others else ""
+        what = f"{place or 'the content'}: {mismatch(first)}{more}"
+        raise ValueError(f"{folder}: {LABELS} or {PREPROCESSING} is invalid; export it again: {what}") from None
     return Bundle(path, MODELS[path.name], labels, preprocessing)
 
 
@@ -178,7 +182,7 @@ def _manifest(folder: Path) -> dict[str, Any] | None:
     understood = (
         isinstance(manifest, dict)
         and manifest.get("codistill_export") == VERSION
-        and manifest.get("model") in MODELS
+        and manifest.get("model") in list(MODELS)  # whatever it is: a list compares, a dictionary hashes
         and isinstance(manifest.get("sha256"), str)
     )
     return manifest if understood else None
