@@ -143,8 +143,9 @@ def test_a_crop_of_nothing() -> None:
         Augment(crop=0)
 
 
-@pytest.mark.parametrize("padding", ["zero", "reflect"])
-@pytest.mark.parametrize("pad", [0, 1, 4, 8])
+@pytest.mark.parametrize(
+    ("pad", "padding"), [(0, "zero"), *((pad, padding) for pad in (1, 4, 8) for padding in ("zero", "reflect"))]
+)
 @pytest.mark.parametrize("flip", [True, False])
 def test_pad_crop_flip_equals_a_plain_loop(padding: str, pad: int, flip: bool) -> None:
     settings = Augment(pad=pad, padding=padding, flip=flip)  # type: ignore[arg-type]

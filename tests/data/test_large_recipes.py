@@ -26,7 +26,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", IMAGENET)
 def test_a_recipe_of_table_2_trains_from_images_on_the_disk(name: str, photos: Path, tmp_path: Path) -> None:
     """Without heads, at an eighth of the size, for one epoch; the rest is the recipe's own."""
-    assert len(IMAGENET) == 3
+    assert len(IMAGENET) == 4
     folder = write_shards(photos, tmp_path / "shards") if name == "imagenet/resnet-18-twins" else photos
     small = [
         "data.image_size=32",

@@ -121,7 +121,7 @@ def test_weights_start_from_hes_normal_distribution(name: str) -> None:
     convolutions = [layer for layer in network.modules() if isinstance(layer, nn.Conv2d)]
     standard = torch.cat(
         [
-            (layer.weight * (layer.out_channels * layer.kernel_size[0] ** 2 / 2) ** 0.5).flatten()
+            (layer.weight * (layer.out_channels // layer.groups * layer.kernel_size[0] ** 2 / 2) ** 0.5).flatten()
             for layer in convolutions
         ]
     )

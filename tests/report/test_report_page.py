@@ -14,7 +14,7 @@ from codistill.report import page, sections
 from codistill.report.blocks import Axis, Chart, Fold, Grid, Words, lay_out
 from codistill.runs.seal import write_sealed
 from codistill.studies.tables import Table
-from support.made_up import SEEDS, look, made_up_run, quick
+from support.made_up import ENVIRONMENT, SEEDS, look, made_up_run, quick
 
 EVIL = "<script>alert(1)</script>"
 STATIC = Path(page.__file__).parent / "static"
@@ -200,7 +200,9 @@ def test_one_column_for_all_seeds_of_one_environment(study: Path, tmp_path: Path
     assert table.columns == ("fact", f"seeds {', '.join(map(str, entry.runs))}")
     assert table.rows == (("codistill", "0.1.0 0123456789abcdef"), ("cpu", "a CPU"), ("torch", "2.13.0"))
     made_up_run(tmp_path / "one", quick(seed=1))
-    write_sealed(made_up_run(tmp_path / "two", quick(seed=2), epochs=2) / "environment.json", {"cpu": "another"})
+    write_sealed(
+        made_up_run(tmp_path / "two", quick(seed=2), epochs=2) / "environment.json", {**ENVIRONMENT, "cpu": "another"}
+    )
     fold = next(block for block in sections.repeat_blocks(look(tmp_path)) if isinstance(block, Fold))
     table = next(block.table for block in fold.blocks if isinstance(block, Grid))
     assert table.columns == ("fact", "seed 1", "seed 2")
