@@ -20,7 +20,7 @@ from codistill.data.images import ImageData
 from codistill.data.load import load
 from codistill.engine.evaluate import evaluate
 from codistill.networks.cost import cost
-from codistill.recipes.schema import Augment
+from codistill.recipes.sections import Augment
 
 BATCH_SIZE, LR, MOMENTUM, WEIGHT_DECAY = 128, 0.1, 0.9, 5e-4
 

@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from codistill import Cohort
 from codistill.data.images import ImageData
-from codistill.recipes.schema import Recipe, Sgd
+from codistill.recipes.schema import Recipe
+from codistill.recipes.sections import Sgd
 
 
 class Augmented(Dataset[tuple[Tensor, int]]):

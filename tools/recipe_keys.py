@@ -38,7 +38,7 @@ def rows(model: type[BaseModel], prefix: str, models: list[Any]) -> Iterator[tup
 
 def row(key: str, field: FieldInfo) -> tuple[str, str, str, str]:
     if not field.description:
-        raise ValueError(f"{key}: has no description; give it one in recipes/schema.py")
+        raise ValueError(f"{key}: has no description; give it one where recipes/sections.py or schema.py declares it")
     default = "required" if field.is_required() else f"`{json.dumps(field.default)}`"
     return key, describe(field.annotation), default, field.description
 

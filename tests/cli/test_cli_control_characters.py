@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from codistill.export.export import code, export_network
-from codistill.recipes.schema import Length
+from codistill.recipes.sections import Length
 from codistill.runs.seal import write_sealed
 from support.cli import TINY, call
 from support.runs import train

@@ -10,7 +10,7 @@ from torch import Tensor
 from codistill.data.augmentation import augment, centre_crop, mix_labels, normalise
 from codistill.data.batches import Draws, EpochPlan, plan_epoch
 from codistill.data.randaugment import OPERATIONS
-from codistill.recipes.schema import Augment
+from codistill.recipes.sections import Augment
 
 PLAIN = Augment(pad=0, flip=False)
 EVERYTHING = Augment(randaugment=9, cutmix=1.0)

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from codistill.data.datasets import from_datasets
 from codistill.data.images import ImageData, Images
 from codistill.data.load import prepare
-from codistill.recipes.schema import Data
+from codistill.recipes.sections import Data
 
 RANDOM = np.random.default_rng(0)
 HWC = RANDOM.integers(0, 256, (6, 5, 7, 3), np.uint8)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from codistill.data.augmentation import augment, resize_regions
 from codistill.data.batches import plan_epoch
-from codistill.recipes.schema import Augment
+from codistill.recipes.sections import Augment
 
 UNIT = (torch.zeros(3), torch.ones(3) / 255)  # leaves pixels as they are, but for float32
 PIXELS = torch.randint(0, 256, (60, 3, 24, 18), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)

@@ -16,7 +16,8 @@ from codistill.data.load import load
 from codistill.data.stream import BATCHES_KEPT, StreamedImages
 from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.engine.trainer import train
-from codistill.recipes.schema import Data, Recipe
+from codistill.recipes.schema import Recipe
+from codistill.recipes.sections import Data
 from support.pictures import write_damaged, write_folder, write_shards
 from support.tiny import tiny_recipe
 

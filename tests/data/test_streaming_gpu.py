@@ -8,7 +8,7 @@ import torch
 from codistill.data.load import load
 from codistill.data.stream import StreamedImages
 from codistill.engine.trainer import train
-from codistill.recipes.schema import Data, Runtime
+from codistill.recipes.sections import Data, Runtime
 from support.pictures import write_folder
 from support.tiny import tiny_recipe
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from codistill.recipes.schema import Augment
+from codistill.recipes.sections import Augment
 from support.mesh import (
     VARIANTS,
     assert_close,

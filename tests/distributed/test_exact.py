@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from codistill.recipes.schema import AdamW, Augment, Recipe
+from codistill.recipes.schema import Recipe
+from codistill.recipes.sections import AdamW, Augment
 from support.processes import in_new_process
 from support.ranks import recipe_of, together
 from support.runs import checksums, train

@@ -16,7 +16,8 @@ from codistill.data.batches import Share
 from codistill.engine.peers import ALONE, Alone
 from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.engine.step import PlainExecutor, Programs
-from codistill.recipes.schema import Constant, Recipe, Sgd
+from codistill.recipes.schema import Recipe
+from codistill.recipes.sections import Constant, Sgd
 from support.mesh import mesh_of, take_steps, training_of
 from support.ranks import together, written_bytes
 from support.tiny import tiniest_recipe

@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from codistill.recipes.schema import Data, Recipe, Runtime
+from codistill.recipes.schema import Recipe
+from codistill.recipes.sections import Data, Runtime
 from support.processes import in_new_process
 from support.ranks import together
 from support.runs import train

@@ -15,7 +15,8 @@ from torch import Tensor
 from codistill.cohort import Cohort
 from codistill.distributed.sharded import ShardedParams, shard_units, submodules
 from codistill.recipes import RecipeError
-from codistill.recipes.schema import Evaluation, Recipe
+from codistill.recipes.schema import Recipe
+from codistill.recipes.sections import Evaluation
 from support.mesh import (
     assert_close,
     assert_same_story,

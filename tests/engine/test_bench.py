@@ -15,7 +15,7 @@ from codistill.engine.state import prepare_training
 from codistill.engine.step import PARTS, PlainExecutor, Programs
 from codistill.networks.cost import cost
 from codistill.networks.families import architecture
-from codistill.recipes.schema import Augment, Runtime
+from codistill.recipes.sections import Augment, Runtime
 from support.tiny import tiny_recipe
 
 

@@ -14,7 +14,7 @@ from codistill.engine import runtime
 from codistill.engine.evaluate import evaluate
 from codistill.engine.fast.compiler import prepare_compiler
 from codistill.engine.runtime import Machine, prepare, prepared
-from codistill.recipes.schema import Runtime
+from codistill.recipes.sections import Runtime
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,8 @@ from codistill.engine.runtime import prepare
 from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.engine.state import Training, prepare_training
 from codistill.engine.trainer import choose_step
-from codistill.recipes.schema import Recipe, Sgd, Steps
+from codistill.recipes.schema import Recipe
+from codistill.recipes.sections import Sgd, Steps
 from support.tiny import tiny_recipe
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))

@@ -11,7 +11,7 @@ from codistill.data import embedded
 from codistill.data.augmentation import normalise
 from codistill.export.export import Exported, export_network
 from codistill.export.formats import FORMATS
-from codistill.recipes.schema import Length
+from codistill.recipes.sections import Length
 from support.runs import train
 from support.tiny import tiny_recipe
 

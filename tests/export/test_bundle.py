@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 
 from codistill.export import bundle
 from codistill.export.export import Exported, code, export_network
-from codistill.recipes.schema import Length
+from codistill.recipes.sections import Length
 from codistill.runs.seal import write_sealed
 from support.runs import train
 from support.tiny import tiny_recipe

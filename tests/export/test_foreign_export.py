@@ -17,7 +17,7 @@ from codistill.engine import trainer
 from codistill.export import bundle
 from codistill.export.export import Exported, export_network
 from codistill.export.formats import FORMATS
-from codistill.recipes.schema import Length
+from codistill.recipes.sections import Length
 from support import zoo
 from support.exports import CLASSIFY, SCRIPTS, run
 from support.tiny import tiny_recipe

@@ -17,7 +17,7 @@ from codistill.errors import RunError
 from codistill.export.export import export_network, prove
 from codistill.export.formats import FORMATS
 from codistill.export.network import load_network
-from codistill.recipes.schema import Length
+from codistill.recipes.sections import Length
 from codistill.report.overview import read_overview
 from codistill.report.page import live_page
 from codistill.runs.checkpoint import Store

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from codistill.cli.app import app
-from codistill.recipes.schema import Length
+from codistill.recipes.sections import Length
 from support.processes import in_new_process, started_process
 from support.runs import train
 from support.tiny import tiniest_recipe

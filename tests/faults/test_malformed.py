@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from codistill.recipes.schema import Checkpoints
+from codistill.recipes.sections import Checkpoints
 from codistill.report.server import RunWatcher
 from codistill.runs.seal import JSON_END, KEY, LINE_END
 from codistill.runs.seal import seal as with_checksum

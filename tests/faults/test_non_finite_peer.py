@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from codistill.engine.recovery import Recovery
-from codistill.recipes.schema import AdamW
+from codistill.recipes.sections import AdamW
 from support.injection import KINDS, Stepper, assert_same, bad_logit, bad_weight, own, started, without_edges_of
 from support.stress import INJECTIONS, Counted
 from support.tiny import tiny_recipe

@@ -8,7 +8,8 @@ import pytest
 
 from codistill.engine import evaluate, trainer
 from codistill.engine.run import Run
-from codistill.recipes.schema import AdamW, Augment, Cosine, Recipe
+from codistill.recipes.schema import Recipe
+from codistill.recipes.sections import AdamW, Augment, Cosine
 from support.processes import in_new_process
 from support.runs import checksums, train
 from support.tiny import tiniest_recipe

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from codistill.data.augmentation import augment, mix
 from codistill.data.batches import Draws, plan_epoch
-from codistill.recipes.schema import Augment
+from codistill.recipes.sections import Augment
 
 pytestmark = [
     pytest.mark.gpu,

@@ -15,7 +15,8 @@ from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.engine.state import Training, prepare_training
 from codistill.engine.step import PlainStep
 from codistill.engine.trainer import choose_step
-from codistill.recipes.schema import AdamW, Augment, Recipe, Runtime
+from codistill.recipes.schema import Recipe
+from codistill.recipes.sections import AdamW, Augment, Runtime
 from support.tiny import tiny_recipe
 
 pytestmark = [

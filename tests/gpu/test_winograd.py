@@ -14,7 +14,7 @@ from codistill.engine import trainer
 from codistill.networks.layers import Conv2d
 from codistill.ops.dispatch import CONV_3X3, suits_winograd, use_kernels
 from codistill.ops.wgrad_stream import WeightGradientStreams, defer_weight_gradients
-from codistill.recipes.schema import Runtime
+from codistill.recipes.sections import Runtime
 from support.tiny import tiny_recipe
 
 pytestmark = [

@@ -12,7 +12,8 @@ from codistill.data.load import load
 from codistill.engine import trainer
 from codistill.engine.runtime import prepare
 from codistill.engine.state import prepare_training
-from codistill.recipes.schema import Length, Recipe
+from codistill.recipes.schema import Recipe
+from codistill.recipes.sections import Length
 from support import zoo
 from support.tiny import tiny_recipe
 

@@ -8,7 +8,8 @@ import pytest
 
 from codistill import recipes
 from codistill.recipes import paper
-from codistill.recipes.schema import Cosine, Recipe, Sgd, Steps, learning_rate
+from codistill.recipes.schema import Recipe, learning_rate
+from codistill.recipes.sections import Cosine, Sgd, Steps
 
 # name: networks; batch, epochs, learning rate; epochs of the drops, their factor; weight decay, Nesterov
 WRN = (128, 200, 0.1, [60, 120, 160], 1 / 5, 5e-4, False)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from codistill.engine import trainer
-from codistill.recipes.schema import Length
+from codistill.recipes.sections import Length
 from support.browser import Tab
 from support.made_up import METHODS, SEEDS, made_up_run, quick
 from support.tiny import tiny_recipe

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from codistill import recipes
-from codistill.recipes.schema import AdamW, Sgd
+from codistill.recipes.sections import AdamW, Sgd
 from codistill.runs.folder import RunFolder
 from codistill.studies import catalogue
 from codistill.studies.plan import plan_runs, require_data, run_name

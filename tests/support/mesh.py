@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from codistill.recipes.schema import AdamW, Augment, Data, Recipe
+from codistill.recipes.schema import Recipe
+from codistill.recipes.sections import AdamW, Augment, Data
 from support.processes import in_new_process
 from support.tiny import tiny_recipe
 

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from codistill.recipes.schema import Augment, Checkpoints, Data, Evaluation, Length, Recipe, Runtime, Sgd, Steps
+from codistill.recipes.schema import Recipe
+from codistill.recipes.sections import Augment, Checkpoints, Data, Evaluation, Length, Runtime, Sgd, Steps
 
 
 def tiny_recipe(**changes: Any) -> Recipe:

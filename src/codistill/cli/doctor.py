@@ -99,7 +99,7 @@ def check_devices() -> Iterator[Finding]:
 def check_kernels() -> Iterator[Finding]:
     """Name what ``auto`` chooses here; without Triton, a GPU that could run its kernels is slower."""
     from codistill.engine.runtime import has_triton, is_since_ampere, prepared
-    from codistill.recipes.schema import Runtime
+    from codistill.recipes.sections import Runtime
 
     with prepared(Runtime()) as machine:
         text = f"runtime.kernels=auto is {machine.kernels}, runtime.precision=auto is {machine.precision}"

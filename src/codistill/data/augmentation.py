@@ -10,7 +10,7 @@ from torch import Tensor
 
 from codistill.data.batches import Draws
 from codistill.data.randaugment import randaugment
-from codistill.recipes.schema import Augment
+from codistill.recipes.sections import Augment
 
 
 def augment(pixels_BCHW: Tensor, draws: Draws, settings: Augment, mean_C: Tensor, std_C: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from codistill.data.randaugment import OPERATIONS
 from codistill.randomness import derive
-from codistill.recipes.schema import Augment
+from codistill.recipes.sections import Augment
 
 OPERATIONS_PER_IMAGE = 2
 STRONGEST = 30  # the largest augment.randaugment

@@ -18,7 +18,7 @@ from codistill.data.download import data_folder, fetch_archive, unpack
 from codistill.data.images import ImageData, Images, shrink
 from codistill.errors import unknown
 from codistill.recipes.datasets import NUMBERS, Numbers
-from codistill.recipes.schema import Data
+from codistill.recipes.sections import Data
 
 OFFICIAL = "https://www.cs.toronto.edu/~kriz/"
 PIXELS = 3 * 32 * 32

@@ -9,7 +9,7 @@ from torch import Tensor
 from codistill.data.augmentation import augment, centre_crop, mix_labels, normalise
 from codistill.data.batches import Draws, EpochPlan
 from codistill.data.images import ImageData, ImageSet
-from codistill.recipes.schema import Augment
+from codistill.recipes.sections import Augment
 
 
 @dataclass(frozen=True)

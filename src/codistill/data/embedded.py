@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from codistill.data.images import ImageData, Images, shrink
-from codistill.recipes.schema import Data
+from codistill.recipes.sections import Data
 
 CLASS_NAMES = (
     "t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot",

@@ -28,7 +28,7 @@ from codistill.data.images import ImageData, Images, ImageSet, channel_statistic
 from codistill.data.stream import PixelsOnDisk, StreamedImages
 from codistill.hardware import available_bytes, cores
 from codistill.log import log
-from codistill.recipes.schema import Data
+from codistill.recipes.sections import Data
 
 RESIDENT_BYTES = 4 * 2**30  # the same on every machine, so that a run may continue on another
 FEW_BYTES = 2**24  # of image files: this process decodes them before workers would have started

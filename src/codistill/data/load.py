@@ -20,7 +20,7 @@ from codistill.data.image_files import count_suffixes
 from codistill.data.images import ImageData, ImageSet, sha256
 from codistill.randomness import derive
 from codistill.recipes.datasets import DATASETS
-from codistill.recipes.schema import Data
+from codistill.recipes.sections import Data
 
 READERS: dict[str, Callable[[Data], ImageData]] = {
     "embedded": embedded.read,

@@ -11,7 +11,8 @@ from codistill.cohort import Cohort
 from codistill.engine.health import Health
 from codistill.engine.runtime import Machine
 from codistill.engine.schedule import StepContext
-from codistill.recipes.schema import AdamW, Recipe, Sgd, learning_rate
+from codistill.recipes.schema import Recipe, learning_rate
+from codistill.recipes.sections import AdamW, Sgd
 
 Local = Callable[[Tensor], Tensor]
 """A network's tensor to the part of it in this process; see ``Peers.local``."""

@@ -10,7 +10,8 @@ import torch
 
 from codistill.engine.fast.compiler import CACHE, restore_limit
 from codistill.log import log
-from codistill.recipes.schema import Recipe, Runtime
+from codistill.recipes.schema import Recipe
+from codistill.recipes.sections import Runtime
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 AMPERE = (8, 0)

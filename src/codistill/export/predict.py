@@ -15,7 +15,7 @@ from codistill.data.decoder import SUFFIXES, Request, decode, read_bytes
 from codistill.export import bundle, formats
 from codistill.export.bundle import Preprocessing
 from codistill.export.limits import BATCH_BYTES, IMAGE_BYTES
-from codistill.recipes.schema import Augment
+from codistill.recipes.sections import Augment
 
 BATCH = 64
 MAX_REASON = 400

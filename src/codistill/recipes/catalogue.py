@@ -14,7 +14,8 @@ from functools import cached_property
 from typing import Any
 
 from codistill.recipes import paper
-from codistill.recipes.schema import Augment, Cosine, Data, Evaluation, Heads, Length, Processes, Recipe, Sgd, Steps
+from codistill.recipes.schema import Recipe
+from codistill.recipes.sections import Augment, Cosine, Data, Evaluation, Heads, Length, Processes, Sgd, Steps
 
 # A placeholder for a file that only the user can name; a recipe that still has it is incomplete.
 TO_BE_GIVEN = "FILE"

@@ -21,7 +21,7 @@ from codistill.data.load import load
 from codistill.engine.evaluate import CALIBRATION_BINS
 from codistill.engine.finished import TOLERANCES, classify_finished, has_test_images_of, other_test_images
 from codistill.engine.runtime import prepared
-from codistill.recipes.schema import Data
+from codistill.recipes.sections import Data
 from codistill.report.blocks import Axis, Block, Chart, Gallery, Matrix, Mistake, Series, Words
 from codistill.report.curves import ERROR
 from codistill.report.overview import Entry, Overview

@@ -9,7 +9,8 @@ from pydantic import Field
 
 from codistill.errors import RunError
 from codistill.recipes.errors import written_by_an_earlier_version
-from codistill.recipes.schema import Recipe, Runtime
+from codistill.recipes.schema import Recipe
+from codistill.recipes.sections import Runtime
 from codistill.runs.files import read_bytes, read_json
 from codistill.runs.folder import MAX_BYTES, RunFolder
 from codistill.runs.records import (

@@ -20,7 +20,7 @@ from codistill.log import log
 from codistill.networks.backbone import Fork
 from codistill.ops.dispatch import may_use_winograd, use_kernels
 from codistill.ops.wgrad_stream import WeightGradientStreams, defer_weight_gradients
-from codistill.recipes.schema import Sgd
+from codistill.recipes.sections import Sgd
 
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
