@@ -60,7 +60,7 @@ def commands(kind: str, file: Path, base: Path) -> list[list[object]]:
     """The command lines that read ``file``, which is below the folder of its kind."""
     folder = next(parent for parent in file.parents if parent.name == kind)
     part = folder / file.relative_to(folder).parts[0]
-    out, photo = folder.parent / "out", base / "picture" / "test" / "trouser" / "0000.png"
+    out, photo = folder.parent / "out", min((base / "picture" / "test").rglob("*.png"))
     match kind:
         case "run":
             stored = base / "run" / part.name / "recipe.yaml"
