@@ -123,15 +123,15 @@ def test_an_image_that_could_not_be_read_for_a_while_comes_back(
         b"no tensors",
         safetensors.torch.save({"sha256": torch.zeros(3, 32)}),
         safetensors.torch.save(
-            {"sha256": torch.zeros(3, 32), "sums": torch.zeros(3), "squares": torch.zeros(3)}, {"unreadable": "{}"}
+            {"sha256": torch.zeros(3, 32), "sums": torch.zeros(3), "squares": torch.zeros(3)}, {"notes": "{}"}
         ),
-        safetensors.torch.save({"sha256": torch.zeros(20, 32)}, {"unreadable": "[]"}),
+        safetensors.torch.save({"sha256": torch.zeros(20, 32)}, {"notes": '{"unreadable": []}'}),
         *(
             safetensors.torch.save(
                 {"sha256": torch.zeros(20, 32), "sums": torch.zeros(3), "squares": torch.zeros(3)},
-                {"unreadable": f'{{"{index}": "why"}}'},
+                {"notes": f'{{"unreadable": {{"0": "why"}}, "seen": 20, "checksum": {checksum}}}'},
             )
-            for index in (20, -1)
+            for checksum in ("null", '"0"')
         ),
     ],
 )
@@ -143,6 +143,21 @@ def test_a_damaged_memory_counts_as_none(photos: Path, cache: Path, looks: list[
         file.write_bytes(content)
     assert read(photos).report == first.report
     assert looks == ["train", "test"] * 2
+
+
+def test_a_flipped_bit_anywhere_counts_as_damage(photos: Path, cache: Path) -> None:
+    """In the sums it would change how images are normalised."""
+    read(photos)
+    file = max(cache.iterdir())
+    intact = file.read_bytes()
+    inventory = module._read_cached(file)
+    assert inventory is not None
+    for bit in range(8 * len(intact)):
+        content = bytearray(intact)
+        content[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(content)
+        found = module._read_cached(file)
+        assert found is None or found.checksum() == inventory.checksum(), f"bit {bit}"
 
 
 def test_where_nothing_can_be_remembered_a_warning_says_so(

@@ -1,17 +1,23 @@
 """Runs that come from elsewhere: copied from another machine, continued by hand, or moved with the whole study."""
 
+import io
 import json
 import shutil
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from codistill.cli.study import StudyProgress
 from codistill.recipes import Recipe, apply, parse
 from codistill.runs.folder import RunFolder
 from codistill.runs.seal import write_sealed
-from codistill.studies.runner import Command
+from codistill.studies.plan import PlannedRun
+from codistill.studies.runner import Command, run_all
+from support.runs import checksums, train
 from support.study_call import ON_CPU, StudyCall
 from support.synthetic import FINISH, STOP, pretend
+from support.tiny import tiniest_recipe
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -97,6 +103,24 @@ def test_a_moved_study_finds_its_teachers(tmp_path: Path) -> None:
     assert given.recipes.keys() == {"kd"}
     (teacher,) = (run for run in after.runs if "-independent-" in run.name)
     assert given.recipes["kd"].start == {"a": str(teacher / "weights" / "a.safetensors")}
+
+
+def test_an_interrupted_student_of_a_moved_study_continues(tmp_path: Path) -> None:
+    """With a real training, whose recipe and checkpoint name the path that its teacher had."""
+    runs = tmp_path / "before" / "runs"
+    train(tiniest_recipe(method="independent", length={"epochs": 1}), runs / "teacher")
+    recipe = tiniest_recipe(method="kd", start={"a": str(runs / "teacher" / "weights" / "a.safetensors")})
+    expected = checksums(train(recipe, runs / "whole"))
+    train(recipe, runs / "student", steps=4)
+    shutil.move(tmp_path / "before", tmp_path / "after")
+    student = tmp_path / "after" / "runs" / "student"
+    moved = recipe.replace(start={"a": str(student.with_name("teacher") / "weights" / "a.safetensors")})
+    planned = PlannedRun("the student", moved, student)
+    progress = StudyProgress([planned], Console(file=io.StringIO()))
+    outcome = run_all([planned], tmp_path / "after", jobs=1, display=progress)
+    assert not outcome.failures, outcome.failures[0].log_tail
+    assert checksums(student) == expected
+    assert "continues after epoch 1, step 1" in (student / "train.log").read_text()
 
 
 def test_a_student_of_another_teacher_is_refused(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 
 import safetensors.torch
@@ -33,7 +34,7 @@ from codistill.recipes.sections import Data
 RESIDENT_BYTES = 4 * 2**30  # the same on every machine, so that a run may continue on another
 FEW_BYTES = 2**24  # of image files: this process decodes them before workers would have started
 RING = 64
-INVENTORY_FORMAT = 1
+INVENTORY_FORMAT = 2
 REPORT_EVERY_S = 60.0
 
 
@@ -165,6 +166,11 @@ class Inventory:
     def empty(cls, count: int) -> "Inventory":
         return cls(torch.zeros(count, 32, dtype=torch.uint8), torch.zeros(3).long(), torch.zeros(3).long(), {}, 0)
 
+    def checksum(self) -> str:
+        """SHA-256 of everything above: sums decide how images are normalised, so the cache must not be damaged."""
+        parts = [tensor.numpy().tobytes() for tensor in (self.sha256, self.sums, self.squares)]
+        return sha256(b"".join([*parts, repr((sorted(self.unreadable.items()), self.seen)).encode()])).hexdigest()
+
     def statistics(self, image_size: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
         count = (len(self.sha256) - len(self.unreadable)) * image_size**2
         return exact_statistics(count, self.sums.tolist(), self.squares.tolist())
@@ -174,7 +180,7 @@ def take_inventory(listing: Listing, pool: DecoderPool) -> Inventory:
     """Examine every image of a listing that the cached inventory lacks, and cache the result."""
     key = f"{INVENTORY_FORMAT}-{pool.image_size}-{pool.resize}-{listing.fingerprint()}"
     file = data_folder() / "surveys" / f"{key}.safetensors"
-    found = _read_cached(file, len(listing)) or Inventory.empty(len(listing))
+    found = _read_cached(file) or Inventory.empty(len(listing))
     pending = [*sorted(found.unreadable), *range(found.seen, len(listing))]
     if not pending:
         return found
@@ -215,27 +221,23 @@ def _add(found: Inventory, index: int, answer: Answer) -> None:
     found.squares.add_(torch.tensor(answer.examined.squares))
 
 
-def _read_cached(file: Path, count: int) -> Inventory | None:
+def _read_cached(file: Path) -> Inventory | None:
     """Read the inventory that an earlier run cached, complete or partial; None if there is none or it is damaged."""
     try:
         with safe_open(file, framework="pt") as saved:
-            unreadable = {int(index): str(why) for index, why in json.loads(saved.metadata()["unreadable"]).items()}
-            seen = int(saved.metadata().get("seen", count))
-            sha256, sums, squares = (saved.get_tensor(name) for name in ("sha256", "sums", "squares"))
+            notes = json.loads(saved.metadata()["notes"])
+            unreadable = {int(index): str(why) for index, why in notes["unreadable"].items()}
+            tensors = (saved.get_tensor(name) for name in ("sha256", "sums", "squares"))
+            found = Inventory(*tensors, unreadable, int(notes["seen"]))
+            return found if notes["checksum"] == found.checksum() else None
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    fits = (
-        sha256.shape == (count, 32)
-        and sums.shape == squares.shape == (3,)
-        and 0 <= seen <= count
-        and all(0 <= index < seen for index in unreadable)
-    )
-    return Inventory(sha256, sums, squares, unreadable, seen) if fits else None
 
 
 def _write_cached(file: Path, found: Inventory) -> None:
     tensors = {"sha256": found.sha256, "sums": found.sums, "squares": found.squares}
-    content = safetensors.torch.save(tensors, {"unreadable": json.dumps(found.unreadable), "seen": str(found.seen)})
+    notes = {"unreadable": found.unreadable, "seen": found.seen, "checksum": found.checksum()}
+    content = safetensors.torch.save(tensors, {"notes": json.dumps(notes)})
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=file.parent) as scratch:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
 
 from codistill.recipes.schema import Recipe
 
@@ -26,6 +27,11 @@ def difference(old: Recipe, new: Recipe) -> list[str]:
         for key in dict.fromkeys([*before, *after])
         if before.get(key) != after.get(key)
     ]
+
+
+def start_names(start: Mapping[str, str]) -> dict[str, str]:
+    """Shorten paths of weights to ``RUN/weights/a.safetensors``: the run's name identifies them on any machine."""
+    return {name: "/".join(PurePath(file).parts[-3:]) for name, file in start.items()}
 
 
 def key_of(difference_line: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from codistill.errors import RunError
 from codistill.log import log
 from codistill.recipes import parse
-from codistill.recipes.changes import WHERE_AND_HOW, difference, is_below, key_of
+from codistill.recipes.changes import WHERE_AND_HOW, difference, is_below, key_of, start_names
 from codistill.recipes.schema import Recipe
 from codistill.runs.checkpoint import fingerprint
 from codistill.runs.files import LOCK_FILE, TEMPORARY, refuse_unless, write_atomically
@@ -132,8 +132,10 @@ class RunFolder:
             other = parse.loads(state["files"][self.recipe.name], "its recipe")
         except (KeyError, TypeError, ValueError):
             return "its recipe is not readable"
-        lines = difference(parse.load(self.recipe), other)
-        if others := [line for line in lines if not is_below(key_of(line), (*WHERE_AND_HOW, "runtime.precision"))]:
+        stored = parse.load(self.recipe)
+        moved = ("start",) if start_names(stored.start) == start_names(other.start) else ()
+        may_differ = (*WHERE_AND_HOW, "runtime.precision", *moved)
+        if others := [line for line in difference(stored, other) if not is_below(key_of(line), may_differ)]:
             return "; ".join(others)
         return "other images" if state.get("data") != fingerprint(self.data) else ""
 

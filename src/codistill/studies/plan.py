@@ -6,11 +6,11 @@ import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path, PurePath
+from pathlib import Path
 
 from codistill.hardware import cores
 from codistill.recipes import Recipe, difference, parse
-from codistill.recipes.changes import WHERE_AND_HOW, is_below, key_of
+from codistill.recipes.changes import WHERE_AND_HOW, is_below, key_of, start_names
 from codistill.runs.environment import describe
 from codistill.runs.files import open_regular, refuse_unless
 from codistill.runs.folder import RunFolder
@@ -150,11 +150,6 @@ def _digest(recipe: Recipe) -> str:
         values["start"] = start_names(recipe.start)
     written = json.dumps({key: value for key, value in values.items() if value != {}}, sort_keys=True)
     return hashlib.sha256(written.encode()).hexdigest()[:10]
-
-
-def start_names(start: Mapping[str, str]) -> dict[str, str]:
-    """Shorten paths of weights to ``RUN/weights/a.safetensors``: the run's name identifies them on any machine."""
-    return {name: "/".join(PurePath(file).parts[-3:]) for name, file in start.items()}
 
 
 def _check_folder(run: PlannedRun) -> None:

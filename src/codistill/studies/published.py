@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from codistill.recipes import Recipe
-from codistill.recipes.changes import as_change, is_below, key_of
+from codistill.recipes.changes import as_change, is_below, key_of, start_names
 from codistill.runs.files import read_json, write_atomically
 from codistill.runs.folder import MAX_BYTES, RunFolder
 from codistill.runs.result import Result, read_result, read_result_content
 from codistill.runs.seal import sealed_json
 from codistill.studies import catalogue
 from codistill.studies.analysis import build_tables, training_differences
-from codistill.studies.plan import run_name, start_names
+from codistill.studies.plan import run_name
 from codistill.studies.study import Results, Study, StudyRow, slug
 
 MAX_PUBLISHED_BYTES = 300_000

@@ -190,11 +190,11 @@ def _stored_recipe(run: PlannedRun) -> Recipe:
 
     The training accepts these changes and logs them. Paths of teachers' weights are corrected in the stored recipe.
     """
-    recipe_file = RunFolder(run.folder).recipe
-    stored = parse.load(recipe_file)
+    folder = RunFolder(run.folder)
+    stored = parse.load(folder.recipe)
     if stored.start != run.recipe.start:
         stored = stored.replace(start=run.recipe.start)
-        write_atomically(recipe_file, parse.dumps(stored))
+        folder.write_recipe(stored)
     data = {**stored.data.model_dump(), "folder": run.recipe.data.folder}
     return stored.replace(data=data, runtime={**stored.runtime.model_dump(), "device": run.recipe.runtime.device})
 
