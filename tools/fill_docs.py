@@ -24,6 +24,7 @@ from recipe_keys import sections
 
 from codistill.recipes import describe
 from codistill.studies import catalogue
+from codistill.studies.study import Study
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "results/README.md", "docs/*.md", "benchmarks/*.md")
@@ -106,6 +107,17 @@ class Published:
             (row,) = [row for row in csv.DictReader(file) if (row["difference"], row["of"]) == (of, "mean of a, b")]
         names = {"points": "points", "low": "95 % interval low", "high": "95 % interval high"}
         return {key: float(row[name]) for key, name in names.items()} | {"verdict": row["verdict"]}
+
+    def primary(self, study: Study) -> str:
+        """The primary contrast of a study in results/budgets, with its interval and verdict; a dash without runs."""
+        file = self.results / "budgets" / "tables" / f"{study.name}.differences.csv"
+        if not file.exists():
+            return "–"
+        with file.open(encoding="utf-8", newline="") as lines:
+            (row,) = [row for row in csv.DictReader(lines) if "primary" in row["test"]]
+        points, low, high = (row[name] for name in ("points", "95 % interval low", "95 % interval high"))
+        interval = f" (n = {row['n']}, 95 %: {signed(float(low), 2)} to {signed(float(high), 2)})" if low else ""
+        return f"{signed(float(points), 2)}{interval}: {row['verdict']}" if points else "–"
 
     def step(self, twins: str) -> dict[str, Any]:
         """The newest benchmark of a step, as benchmarks/step.py printed it."""

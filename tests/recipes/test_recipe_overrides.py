@@ -41,7 +41,7 @@ def test_other_images_keep_their_labels_and_all_of_them() -> None:
         ("weights.gamma=0.5", ["weights.gamma: (none) → 0.5"]),
         ("edges.a/final->b/stage2=0.5", ["edges.a/final->b/stage2: (none) → 0.5"]),
         ("transfer.share=0.5", ["transfer.share: null → 0.5"]),
-        ("transfer={initial_share: 0, end: 0.3}", ["transfer.initial_share: null → 0.0", "transfer.end: 1.0 → 0.3"]),
+        ("transfer={initial_share: 0, end: 0.3}", ["transfer.initial_share: null → 0.0", "transfer.end: null → 0.3"]),
         ("data.train_limit=null", ["data.train_limit: 1500 → null"]),
         ("start.a=C:\\my nets\\a: #1.safetensors", ["start.a: (none) → C:\\my nets\\a: #1.safetensors"]),
         ('name="7"', ["name: quickstart → 7"]),

@@ -250,7 +250,7 @@ def test_a_longer_row_is_as_short_as_the_others(tmp_path: Path) -> None:
     assert recipe.length.epochs == 224, "more than the paper's 200, and yet 0.4 of what the row stands for"
     report = build_tables(study, {longer.key: {1: read(tmp_path, recipe, (20.0, 20.0))}}, [1])
     assert any("has 0.40 of the full length" in note for note in report.errors.notes)
-    assert any(note.startswith("Hours are those of the clock") for note in report.errors.notes)
+    assert any(note.startswith("Minutes are those of the clock") for note in report.errors.notes)
 
 
 def test_ours_beside_the_papers(tmp_path: Path) -> None:
@@ -347,7 +347,7 @@ def test_every_study_makes_its_table_in_every_form(tmp_path: Path) -> None:
         assert len(content["runs"]) == 2 * len(study.rows)
         assert report.errors.to_rich().row_count == len(study.rows)
         made += 1
-    assert made == 17
+    assert made == 25
 
 
 TABLE = Table(

@@ -65,7 +65,7 @@ def loss(
     for here, network in enumerate(networks):
         total += classification(network[1], labels)
         if method not in ("independent", "dml"):
-            total += alpha * deep_supervision(network, labels)
+            total += (1.0 if method == "mutual" else alpha) * deep_supervision(network, labels)
         for there, peer in enumerate(held):
             if here != there and method in ("dml", "dml_ds"):
                 total += lam * transfer(peer[1], network[1])
@@ -73,6 +73,9 @@ def loss(
                 total += beta * sum(transfer(peer[k], network[k]) for k in network if k in peer)
             if here != there and method in ("dcm_2", "dcm", "complete"):  # Eq. 10
                 total += gamma * sum(transfer(peer[i], network[j]) for i in peer for j in network if i != j)
+            if here != there and method == "mutual":  # of a learner's sources the mean, at the end of the ramp
+                sources = [logits for other, one in enumerate(held) if other != here for logits in one.values()]
+                total += sum(transfer(i, j) for i in peer.values() for j in network.values()) / len(sources)
             if here == there and method in ("dks", "complete"):
                 total += delta * sum(transfer(peer[i], network[j]) for i in peer for j in network if i != j)
     return total

@@ -20,4 +20,12 @@ ROWS = {
     "wrn-16-2-efficiency": 7,
     "wrn-16-4-noise": 12,
     "wrn-28-4-mobilenet": 4,
+    "budget-30-epochs": 6 + 2,
+    "budget-100-epochs": 6,
+    "budget-own-images": 6,
+    "budget-unequal": 6,
+    "budget-few-images": 6,
+    "budget-wrong-labels": 6,
+    "budget-embedded": 6,
+    "share-scale": 10,
 }

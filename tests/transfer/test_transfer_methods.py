@@ -31,12 +31,13 @@ def expected_edges(networks: list[set[int]]) -> dict[str, int]:
     return {
         "independent": 0, "ds": 0, "kd": size - 1, "dml": size * (size - 1), "dml_ds": size * (size - 1),
         "dcm_1": same, "dcm_2": across - same, "dcm": across, "dks": inside, "complete": across + inside,
+        "mutual": across,
     }  # fmt: skip
 
 
 def test_edges_of_the_papers_pair() -> None:
     counts = [len(methods.get(name)(outline({1, 2, 3}, {1, 2, 3})).transfers) for name in methods.NAMES]
-    assert counts == [0, 0, 1, 2, 2, 6, 12, 18, 12, 30]
+    assert counts == [0, 0, 1, 2, 2, 6, 12, 18, 12, 30, 18]
 
 
 @pytest.mark.parametrize("networks", COHORTS, ids=str)
@@ -92,7 +93,7 @@ def test_methods_for_one_network(name: str) -> None:
     assert len(graph.transfers) == (6 if name in ("dks", "complete") else 0)
 
 
-@pytest.mark.parametrize("name", ["kd", "dml", "dml_ds", "dcm_1", "dcm_2", "dcm"])
+@pytest.mark.parametrize("name", ["kd", "dml", "dml_ds", "dcm_1", "dcm_2", "dcm", "mutual"])
 def test_methods_that_need_a_peer(name: str) -> None:
     with pytest.raises(ValueError, match=rf"^{name} needs 2 networks or more, and this cohort has only n0; .* dks"):
         methods.get(name)(outline({1, 2, 3}))

@@ -37,7 +37,7 @@ SOFT = torch.from_numpy(np.random.default_rng(1).dirichlet(np.ones(5), size=6))
 @pytest.mark.parametrize("name", methods.NAMES)
 def test_equals_the_papers_equations(name: str, outline: Outline, temperature: float, labels: torch.Tensor) -> None:
     taken = {key: WEIGHTS[key] for key in methods.settings(name) if key in WEIGHTS}
-    objective = Objective(methods.get(name)(outline, **taken).replace(temperature=temperature))
+    objective = Objective(methods.get(name)(outline, **taken).replace(temperature=temperature).at(1.0))
     logits = random_logits(outline)
     loss = objective(logits, labels)
     networks = as_networks(outline, logits)

@@ -4,6 +4,7 @@ import copy
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -43,7 +44,7 @@ def test_the_papers_methods_are_their_shares(name: str) -> None:
         assert sources is not None
         assert graph.shares[classifier.name] == float(Fraction(sources, 1 + sources))
         assert graph.scales[classifier.name] == 1 + sources
-    assert set(SOURCES) | {"kd"} == set(methods.NAMES)
+    assert set(SOURCES) | {"kd", "mutual"} == set(methods.NAMES)
     kd = methods.kd(TWINS)
     assert (kd.shares, kd.scales) == ({"b/final": 0.5}, {"b/final": 2.0})
 
@@ -58,6 +59,35 @@ def test_a_methods_own_numbers_give_it_back_to_the_last_bit(networks: int) -> No
     third = methods.dcm(outline).with_share(0.5, scale=2)
     (weight,) = {edge.weight for edge in third.transfers}
     assert weight == pytest.approx(1 / (3 * (networks - 1)), rel=1e-15)
+
+
+@pytest.mark.parametrize("networks", [2, 3])
+def test_mutual_begins_as_deep_supervision_and_takes_half_from_the_mean_of_its_sources(networks: int) -> None:
+    outline = Outline({f"n{index}": EXITS for index in range(networks)})
+    graph = methods.mutual(outline)
+    assert graph.at(0.0) == methods.ds(outline)
+    for progress in (0.25, 0.5, 1.0):
+        at = graph.at(progress)
+        assert set(at.labels.values()) == {1.0}
+        assert [(edge.source, edge.learner) for edge in at.transfers] == [
+            (edge.source, edge.learner) for edge in methods.dcm(outline).transfers
+        ]
+        assert [edge.weight for edge in at.transfers] == pytest.approx(
+            [progress / (3 * (networks - 1))] * len(at.transfers)
+        )
+        assert list(at.shares.values()) == pytest.approx([progress / (1 + progress)] * 3 * networks)
+
+
+def test_a_methods_own_ramp_is_kept_and_each_part_of_it_can_be_changed() -> None:
+    graph = methods.mutual(TWINS)
+    assert graph.with_share() == graph
+    assert graph.with_share(begin=0.0, end=1.0) == graph
+    sooner = graph.with_share(0.75, scale=4, end=0.4)
+    assert sooner.at(0.0) == methods.ds(TWINS)
+    assert sooner.at(0.4).weights == pytest.approx(methods.dcm(TWINS).weights, rel=1e-15)
+    assert sooner.with_share(begin=0.2).ramp == replace(sooner.ramp, begin=0.2)  # type: ignore[type-var]
+    constant = graph.with_share(initial_share=0.5)
+    assert constant.at(0.0).weights == pytest.approx(constant.at(1.0).weights, rel=1e-15)
 
 
 def test_proportions_are_kept_and_learners_of_one_kind_keep_their_weights() -> None:

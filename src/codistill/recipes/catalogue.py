@@ -61,6 +61,7 @@ def wrn_pair(a: str, b: str) -> Recipe:
     """The paper's recipe for wide ResNets and for mixed pairs, in which WRN-28-10 has the higher capacity."""
     return Recipe(
         networks={"a": a, "b": b},
+        method="dcm",
         data=Data(name="cifar100"),
         length=Length(epochs=200, paper_epochs=200),
         batch_size=128,
@@ -95,6 +96,7 @@ def imagenet_pair(a: str, b: str) -> Recipe:
     """The paper's recipe for ImageNet's ResNets: ÷10 every 30 of 100 epochs."""
     return Recipe(
         networks={"a": a, "b": b},
+        method="dcm",
         data=Data(name="folder", image_size=256),
         augment=Augment(pad=0, crop=224),
         length=Length(epochs=100, paper_epochs=100),

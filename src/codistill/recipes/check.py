@@ -46,7 +46,7 @@ def _graph_problems(recipe: "Recipe") -> Iterator[Contradiction]:
             return
         culprit = ("edges",)
         method.reweighted(recipe.edges)
-        culprit = ("transfer", "begin" if recipe.transfer.end == 1 else "end")
+        culprit = ("transfer", "begin" if recipe.transfer.end in (None, 1) else "end")
         graph = recipe.graph
     except ValueError as error:
         yield Contradiction(culprit, str(error), frozenset(about))

@@ -75,8 +75,12 @@ class Transfers(Settings):
     scale: Positive | None = Field(None, description="sum of a learner's weights; null: the method's own")
     initial_share: Share | None = Field(None, description="share with which a training begins; null: as share")
     initial_scale: Positive | None = Field(None, description="scale with which a training begins; null: as scale")
-    begin: Share = Field(0.0, description="fraction of the training after which the initial weights change")
-    end: Share = Field(1.0, description="fraction of the training after which they change no more")
+    begin: Share | None = Field(
+        None, description="fraction of the training after which the initial weights change; null: the method's, or 0"
+    )
+    end: Share | None = Field(
+        None, description="fraction of the training after which they change no more; null: the method's, or 1"
+    )
 
 
 class Augment(Settings):

@@ -129,7 +129,7 @@ def _columns(study: Study, found: Results, best_epoch: bool) -> Iterator[Column]
         if best_epoch and network != BETTER_TWIN:
             yield f"{network}, best epoch", partial(_ours, found, network, "best_epoch")
     if study.shows_cost:
-        yield "hours a run", lambda row: mean([run.elapsed_s / 3600 for run in found[row.key].values()])
+        yield "minutes a run", lambda row: mean([run.elapsed_s / 60 for run in found[row.key].values()])
         yield (
             "PFLOP a run",
             lambda row: mean([(training_flops(run.recipe) or 0) / 1e15 for run in found[row.key].values()]),
@@ -187,7 +187,7 @@ def _notes(study: Study, found: Results, seeds: Sequence[int], best_epoch: bool,
     elif scale is not None and scale != 1:
         yield f"Scale {scale:.2f}: the shortest run's share of the full length."
     if study.shows_cost:
-        yield "Hours are those of the clock, longer where other runs shared the machine: compare costs by PFLOP."
+        yield "Minutes are those of the clock, longer where other runs shared the machine: compare costs by PFLOP."
     yield f"Seeds: {_join(seeds)}." + (" The paper has 5 runs." if has_paper and runs and len(seeds) != 5 else "")
     yield from _missing_notes(study, found, seeds, command)
     yield from _deviation_notes(study, found)

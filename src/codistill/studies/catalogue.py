@@ -6,6 +6,7 @@ from codistill import recipes
 from codistill.errors import unknown
 from codistill.networks.families import title
 from codistill.recipes import Recipe, paper
+from codistill.studies import budgets
 from codistill.studies.study import METHOD_LABELS, Study, StudyRow, cohort_title, paper_numbers
 
 THREE = ("independent", "dml", "dcm")
@@ -286,6 +287,7 @@ STUDIES: dict[str, Callable[[], Study]] = {
     for study in (
         *(demo, table1, table2, table3, table4, table5, table6, table7, kd, efficiency, curves),
         *(wrn_28_4_twins, wrn_28_4_edges, wrn_16_2_edges, wrn_16_2_efficiency, wrn_16_4_noise, wrn_28_4_mobilenet),
+        *budgets.STUDIES,
     )
 }
 NAMES = tuple(STUDIES)

@@ -11,7 +11,7 @@ from codistill.runs.result import Result
 from codistill.studies.study import Results, Study
 from codistill.transfer.drawing import template_environment
 
-# Okabe and Ito's colours, distinguishable by the colour-blind, each with a dash pattern for print.
+# Okabe and Ito's colours and three more, distinguishable by the colour-blind, each with a dash pattern for print.
 STYLES = (
     ("#000000", ""),
     ("#0072b2", "6 3"),
@@ -20,6 +20,9 @@ STYLES = (
     ("#cc79a7", "4 2"),
     ("#e69f00", "1 3"),
     ("#56b4e9", "10 4"),
+    ("#999999", "12 3 2 3"),
+    ("#8c510a", "5 5"),
+    ("#01665e", "3 6"),
 )
 WIDTH, PLOT_HEIGHT, LEFT, RIGHT, BOTTOM = 720, 336, 56, 16, 44
 LINE = 16

@@ -134,7 +134,9 @@ def _digest(recipe: Recipe) -> str:
     Defaults are left out, and keys have the names and defaults of the first version, so that runs keep their names
     when a later version adds or renames a key.
     """
-    values = recipe.model_dump(mode="json", exclude_defaults=True, exclude={"name", "checkpoints"})
+    values = recipe.model_dump(mode="json", exclude_defaults=True, exclude={"name", "method", "checkpoints"})
+    if recipe.method != "dcm":
+        values["method"] = recipe.method
     for section in ("optimizer", "schedule"):
         values[section]["kind"] = getattr(recipe, section).kind  # a default of its class, but it tells classes apart
     runtime = values.get("runtime", {})

@@ -148,7 +148,9 @@ def setting_of(row: StudyRow, recipe: Recipe) -> Setting | None:
     if (row.recipe.method, row.recipe.networks) != (recipe.method, recipe.networks):
         return None
     lines = training_differences(row.resolve(), recipe)
-    if not all(is_below(key_of(line), MAY_DIFFER) for line in lines):
+    # Without a length of the paper to be a part of, another length or number of images is another setting.
+    exact = () if row.recipe.length.paper_epochs else ("length.epochs", "data.train_limit", "data.test_limit")
+    if any(key_of(line) in exact or not is_below(key_of(line), MAY_DIFFER) for line in lines):
         return None
     share = round(recipe.length.epochs / row.length_factor) / row.recipe.length.epochs
     return share, tuple(line for line in lines if key_of(line) != "length.epochs")

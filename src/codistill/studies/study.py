@@ -28,7 +28,7 @@ MAX_SEEDS = 1_000  # more than anyone can afford to train, and still planned in 
 # Keys that a study may compare. An override may not change those in which the study's rows differ.
 SUBJECTS = (
     "method", "networks", "heads", "weights", "edges", "temperature", "t_squared", "transfer", "data", "augment",
-    "start",
+    "label_smoothing", "start",
 )  # fmt: skip
 
 # Methods and families of networks as the paper writes them.
@@ -43,6 +43,7 @@ METHOD_LABELS = {
     "dcm": "DCM",
     "dks": "DKS",
     "complete": "complete",
+    "mutual": "mutual",
 }
 
 

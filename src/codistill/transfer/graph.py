@@ -228,22 +228,27 @@ class TransferGraph:
         *,
         initial_share: float | None = None,
         initial_scale: float | None = None,
-        begin: float = 0.0,
-        end: float = 1.0,
+        begin: float | None = None,
+        end: float | None = None,
     ) -> "TransferGraph":
         """A copy with another teacher share, ``graph.with_share(0.5)``, another scale, or both; None: a learner's own.
 
         The transfers of a learner keep their proportions. A learner that has only labels (share 0) or only sources
         (share 1) keeps its weights. With an initial share or scale (None: the same as later), a training begins with
-        it, and weights change linearly between ``begin`` and ``end``; so does the share, if the scale stays the same.
+        it, and weights change linearly between ``begin`` and ``end`` (None: the graph's own, or else 0 and 1); so does
+        the share, if the scale stays the same.
         """
         graph = self._rescaled(share, scale)
+        ramp = graph.ramp
         if initial_share is not None or initial_scale is not None:
             initial = self._rescaled(
                 share if initial_share is None else initial_share, scale if initial_scale is None else initial_scale
             )
-            return graph.replace(ramp=Ramp(initial, begin, end))
-        if (begin, end) != (0, 1):
+            ramp = replace(ramp or Ramp(initial), initial=initial)
+        times = {name: time for name, time in (("begin", begin), ("end", end)) if time is not None}
+        if ramp is not None:
+            return graph.replace(ramp=replace(ramp, **times))
+        if times.get("begin", 0) != 0 or times.get("end", 1) != 1:
             raise ValueError("begin and end are those of a ramp; give an initial_share too, as in initial_share=0")
         return graph
 

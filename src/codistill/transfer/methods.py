@@ -125,8 +125,14 @@ def complete(
     return inside if len(outline.networks) == 1 else dcm(outline, alpha=alpha, beta=beta, gamma=gamma) | inside
 
 
+@_method(least_networks=2)
+def mutual(outline: Outline) -> TransferGraph:
+    """DCM's edges, whose share grows from 0 to one half: labels come first, and never count less than sources."""
+    return dcm(outline).with_share(0.5, scale=2, initial_share=0.0, initial_scale=1)
+
+
 METHODS: dict[str, Callable[..., TransferGraph]] = {
-    method.__name__: method for method in (independent, ds, kd, dml, dml_ds, dcm_1, dcm_2, dcm, dks, complete)
+    method.__name__: method for method in (independent, ds, kd, dml, dml_ds, dcm_1, dcm_2, dcm, dks, complete, mutual)
 }
 NAMES = tuple(METHODS)
 
