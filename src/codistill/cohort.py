@@ -4,22 +4,28 @@ Tensor axes: B batch, C channels of an image, H height, W width.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from codistill.errors import unknown
 from codistill.networks.adapters.architecture import OwnArchitecture
 from codistill.networks.backbone import Architecture, Backbone, Fork, wrong_size
 from codistill.networks.families import RESERVED, architecture, outline
-from codistill.networks.heads import HEAD_KINDS
-from codistill.networks.initialisation import BATCHNORM_INITS, INITS, initialise
+from codistill.networks.mobilenet import MobileNet
+from codistill.networks.resnet import WideResNet
+from codistill.networks.tables import HEAD_KINDS
 from codistill.randomness import derive
 from codistill.transfer.graph import Outline
+
+INITS = ("he", "authors")
+BATCHNORM_INITS = ("ones", "uniform", "authors")
+"""Initial weights: ours are what layers draw when they are built; the authors' code has others for its two families."""
 
 
 class Member(nn.Module):
@@ -197,8 +203,40 @@ def _check_networks(networks: Mapping[str, object]) -> None:
     for name in networks:
         if not isinstance(name, str) or not re.fullmatch("[A-Za-z0-9-][A-Za-z0-9_-]*", name):
             raise ValueError(f"network name {name!r}: use letters, digits, _ and -, not _ first, as in 'a'")
-        if name in RESERVED:
+        if name in RESERVED or hasattr(nn.ModuleDict(), name):
             raise ValueError(f"network name {name!r} means something else already; choose another, as in 'a'")
     modules = [network for network in networks.values() if isinstance(network, nn.Module)]
     if len(set(modules)) < len(modules):
         raise ValueError("one module is given as two networks, which would be equal and teach nothing; build two")
+
+
+def initialise(module: nn.Module, network: Architecture, init: str, batchnorm_init: str) -> None:
+    """Draw the weights of a part of ``network`` anew where ``init`` and ``batchnorm_init`` are not the defaults.
+
+    Raises ValueError if they ask for the authors' start of a family that is not in the authors' code.
+    """
+    draw_layer = AUTHORS.get(type(network))
+    if "authors" in (init, batchnorm_init) and draw_layer is None:
+        raise ValueError(f"the authors' code has no {type(network).__name__}, so no initial weights for it")
+    for layer in module.modules():
+        if init == "authors" and draw_layer:
+            draw_layer(layer)
+        is_uniform = batchnorm_init == "uniform" or (batchnorm_init == "authors" and draw_layer is _by_fan_in)
+        if is_uniform and isinstance(layer, _BatchNorm) and layer.affine:
+            nn.init.uniform_(layer.weight)
+
+
+def _by_fan_in(layer: nn.Module) -> None:
+    if isinstance(layer, nn.Conv2d | nn.Linear):
+        nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)
+
+
+def _as_torch(layer: nn.Module) -> None:
+    if isinstance(layer, nn.Conv2d):
+        nn.Conv2d.reset_parameters(layer)  # not that of our subclass
+
+
+AUTHORS: dict[type[Architecture], Callable[[nn.Module], None]] = {WideResNet: _by_fan_in, MobileNet: _as_torch}
+"""How their code draws the weights of one layer; ``families.IN_AUTHORS_CODE`` has the same families."""

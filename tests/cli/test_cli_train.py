@@ -264,7 +264,7 @@ def test_evaluate_says_what_to_do_about_too_little_memory(
     def no_memory(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("codistill.engine.finished.evaluate", no_memory)
+    monkeypatch.setattr("codistill.engine.evaluate.evaluate", no_memory)
     result = codistill("evaluate", finished.folder)
     assert result.exit_code == 2
     assert "set CUDA_VISIBLE_DEVICES= to evaluate on the CPU" in result.stderr

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from codistill.data.batches import Share
-from codistill.engine.peers import ALONE, Alone
+from codistill.engine.peers import ALONE, Peers
 from codistill.engine.schedule import Position, TrainingSchedule
-from codistill.engine.step import PlainExecutor, Programs
+from codistill.engine.step import Executor, Programs
 from codistill.recipes.schema import Recipe
 from codistill.recipes.sections import Constant, Sgd
 from support.mesh import mesh_of, take_steps, training_of
@@ -101,13 +101,13 @@ def step_with_a_nonfinite_shard(world: Any, recipe: Recipe, notes: Path) -> None
 
     mesh = mesh_of(world, recipe, "a,b", 2)
     training = training_of(recipe, mesh)
-    forward, taken = PlainExecutor.forward, iter(range(STEPS))
+    forward, taken = Executor.forward, iter(range(STEPS))
 
-    def forward_nonfinite(executor: PlainExecutor, images: Tensor, at: Any) -> Mapping[str, Tensor]:
+    def forward_nonfinite(executor: Executor, images: Tensor, at: Any) -> Mapping[str, Tensor]:
         factor = torch.nan if next(taken) == 1 and world.rank == 1 else 1.0
         return {name: logits * factor for name, logits in forward(executor, images, at).items()}
 
-    PlainExecutor.forward = forward_nonfinite  # type: ignore[method-assign, assignment]
+    Executor.forward = forward_nonfinite  # type: ignore[method-assign, assignment]
     before = written_bytes()
     take_steps(training, STEPS)
     (name,) = training.cohort.members
@@ -140,7 +140,7 @@ def test_a_network_nonfinite_on_one_shard_is_skipped_on_all_ranks(tmp_path: Path
 
 
 def test_every_shard_has_its_own_dropout(float64: None) -> None:
-    class Second(Alone):
+    class Second(Peers):
         share = Share(1, 2)
 
     recipe = plain_recipe(networks={"a": "wrn-10-1-dropout-0.3", "b": "resnet-8"})
@@ -154,7 +154,7 @@ def test_every_shard_has_its_own_dropout(float64: None) -> None:
 
 
 def logits_of(training: Any, images: Tensor, at: Any) -> Mapping[str, Tensor]:
-    return PlainExecutor(training, Programs(training, training.cohort).short).forward(images, at)
+    return Executor(training, Programs(training, training.cohort).short).forward(images, at)
 
 
 def refuse_everywhere(world: Any, notes: Path) -> None:

@@ -12,7 +12,7 @@ from codistill.engine.bench import EPOCH_STEPS, Runner, bench, matmul_flops_per_
 from codistill.engine.fast.compiler import compile_function
 from codistill.engine.runtime import prepared
 from codistill.engine.state import prepare_training
-from codistill.engine.step import PARTS, PlainExecutor, Programs
+from codistill.engine.step import PARTS, Executor, Programs
 from codistill.networks.cost import cost
 from codistill.networks.families import architecture
 from codistill.recipes.sections import Augment, Runtime
@@ -35,7 +35,7 @@ def test_a_bench_of_the_plain_step() -> None:
 def test_the_parts_are_of_all_steps_of_an_update(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of four batches for one update, one in four has an update to measure."""
     updates = []
-    monkeypatch.setattr(PlainExecutor, "update", lambda executor: updates.append(executor))
+    monkeypatch.setattr(Executor, "update", lambda executor: updates.append(executor))
     with prepared(Runtime(device="cpu", threads=1)) as machine:
         data = random_data(1, 8, 10, images=32 * EPOCH_STEPS)
         training = prepare_training(tiny_recipe(accumulate=4), data, machine)

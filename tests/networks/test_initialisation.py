@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from codistill import Cohort
+from codistill.cohort import AUTHORS
 from codistill.networks.families import FAMILIES, IN_AUTHORS_CODE, architecture
-from codistill.networks.initialisation import AUTHORS
 from codistill.networks.layers import Conv2d
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from codistill.networks.families import EXAMPLES, architecture
-from codistill.networks.heads import HEAD_KINDS, GridPool
 from codistill.networks.resnet import ImageNetResNet, ZeroPaddedShortcut
+from codistill.networks.tables import HEAD_KINDS, GridPool
 
 IMAGENET = ("resnet-18", "resnet-50", "mobilenetv2")
 

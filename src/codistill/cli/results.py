@@ -30,7 +30,7 @@ ON_CPU = "free it from other programs, or set CUDA_VISIBLE_DEVICES= to evaluate 
 
 
 def evaluate(run: Path, *, best: bool, as_json: bool) -> None:
-    from codistill.engine.finished import evaluate_finished
+    from codistill.engine.evaluate import evaluate_finished
 
     with memory_explained(ON_CPU), logging_to(ConsoleHandler(console(quiet=True))):
         evaluation = evaluate_finished(RunFolder(run), best=best)

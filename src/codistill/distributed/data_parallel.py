@@ -48,12 +48,6 @@ class DataParallelGroup:
         counts = self.all_reduce((~flags).int())
         return counts == 0
 
-    def all_reduce_async(self, numbers: Tensor) -> dist.Work | None:
-        """Starts to sum in place."""
-        with self.world.translate_errors():
-            work: dist.Work | None = dist.all_reduce(numbers, group=self.group, async_op=True)
-        return work
-
 
 class Bucket:
     """Gradients that are reduced as one tensor."""
@@ -127,7 +121,8 @@ class GradientSync:
 
     def _start_until(self, count: int) -> None:
         for bucket in self.buckets[self.started : count]:
-            bucket.work = self.data_parallel.all_reduce_async(bucket.pack())
+            with self.data_parallel.world.translate_errors():
+                bucket.work = dist.all_reduce(bucket.pack(), group=self.data_parallel.group, async_op=True)
             self.started += 1
 
 

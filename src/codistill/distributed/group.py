@@ -62,19 +62,6 @@ class Traffic:
             "elapsed_s": round(time.monotonic() - self.began_at, 3),
         }
 
-    def __str__(self) -> str:
-        elapsed_s = time.monotonic() - self.began_at
-        predictions = (
-            f"sent {self.bytes_sent / max(1, self.exchanges) / 1e6:,.3f} MB of predictions in each of "
-            f"{self.exchanges:,} exchanges and waited for predictions {self.waited_s / elapsed_s:.0%} of the time"
-        )
-        if not self.updates:
-            return predictions
-        return (
-            f"{predictions}; reduced {self.gradient_bytes / self.updates / 1e6:,.3f} MB of gradients in each of "
-            f"{self.updates:,} updates and waited for gradients {self.gradient_waited_s / elapsed_s:.0%} of the time"
-        )
-
 
 class ProcessGroup:
     """All ranks of a training, seen from one of them. ``layout`` is set once it is known which rank trains what."""
@@ -171,10 +158,19 @@ class ProcessGroup:
                 _send_tensors({name: tensors[name] for name in names_by_rank[rank]}, rank)
         return {name: tensors[name] for name in names}
 
-    def report_failure(self, message: str) -> None:
-        """Leaves a message in the store for the other ranks, whose next collective will fail."""
-        self.has_failed = True
-        _within(STORE_S, lambda: self.store.set(f"failed/{self.rank}", message))
+    @contextmanager
+    def report_failures(self) -> Iterator[None]:
+        """Leaves an error of its block in the store for the other ranks, whose next collective will fail."""
+        try:
+            yield
+        except (LostPeerError, PeerTimeoutError):
+            raise
+        except BaseException as error:
+            self.has_failed = True
+            message = str(error) or type(error).__name__
+            with suppress(RuntimeError):
+                answer_within(STORE_S, lambda: self.store.set(f"failed/{self.rank}", message))
+            raise
 
     def shutdown(self) -> None:
         """Waits for all ranks to finish, so that none loses a peer that ended early, and leaves the group."""
@@ -202,7 +198,9 @@ class ProcessGroup:
     def _translate(self, error: RuntimeError, suspect: int | None) -> RunError:
         """Torch's own message is kept where no rank has reported a cause: it may name a wrong interface."""
         kind = "timeout" if "timed out" in str(error).lower() or "timeout" in str(error).lower() else "closed"
-        failures, losses = _within(REPORTS_S[kind] + STORE_S, lambda: self._read_reports(kind)) or ({}, {})
+        failures, losses = dict[int, str](), dict[int, str]()
+        with suppress(RuntimeError):
+            failures, losses = answer_within(REPORTS_S[kind] + STORE_S, lambda: self._read_reports(kind))
         if failures:
             return LostPeerError("; ".join(f"{self.describe(rank)} failed: {why}" for rank, why in failures.items()))
         missing = [rank for rank in self.other_ranks if rank not in losses]
@@ -231,18 +229,27 @@ class ProcessGroup:
         return {rank: self.store.get(key).decode() for rank, key in keys.items() if self.store.check([key])}
 
 
-def _within(seconds: float, query: Callable[[], T]) -> T | None:
-    """Returns the store's answer, or None if it cannot be reached: over a cut link torch's store waits forever."""
-    answers: list[T] = []
+def answer_within(seconds: float, query: Callable[[], T]) -> T:
+    """Returns the answer of torch's store; raises RuntimeError if it fails or does not come in time.
 
-    def run() -> None:
-        with suppress(RuntimeError):
-            answers.append(query())
+    Over a cut link, or where another program has the port, the store waits for ever. So a daemon thread waits, which
+    does not keep the process alive.
+    """
+    outcome: list[T | RuntimeError] = [RuntimeError("no answer")]
 
-    thread = Thread(target=run, daemon=True)
+    def wait() -> None:
+        try:
+            outcome.append(query())
+        except RuntimeError as error:
+            outcome.append(error)
+
+    thread = Thread(target=wait, daemon=True)
     thread.start()
     thread.join(seconds)
-    return answers[0] if answers else None
+    answer = outcome[-1]
+    if isinstance(answer, RuntimeError):
+        raise answer
+    return answer
 
 
 def _shorten(error: Exception) -> str:

@@ -28,6 +28,7 @@ from codistill.distributed.group import ProcessGroup
 from codistill.distributed.layout import Layout
 from codistill.distributed.sharded import ShardedParams, submodules
 from codistill.engine.optim import MovingAverage
+from codistill.engine.peers import Peers
 from codistill.networks.backbone import Backbone
 from codistill.recipes.schema import Recipe
 from codistill.runs.weights import average_key, cohort_key
@@ -91,7 +92,7 @@ def _on_host(logits: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return copies
 
 
-class MeshPeers:
+class MeshPeers(Peers):
     """``Peers`` of one rank: exchanges predictions along ``cohort`` and reduces gradients along ``data``."""
 
     def __init__(self, world: ProcessGroup, layout: Layout, recipe: Recipe, device_type: str = "cpu") -> None:
@@ -112,10 +113,7 @@ class MeshPeers:
             mesh = build_device_mesh(world, layout, device_type)["data"]
             self.data_parallel = DataParallelGroup(world, mesh.get_group())
             self.sharded = ShardedParams(self.data_parallel, mesh) if recipe.processes.weights == "sharded" else None
-
-    @property
-    def description(self) -> tuple[str, ...]:
-        return (str(self.layout), *(["sharded weights"] if self.sharded else []))
+        self.description = (str(layout), *(["sharded weights"] if self.sharded else []))
 
     def holds(self, network: str) -> bool:
         return network in self.layout.networks_of(self.world.rank)

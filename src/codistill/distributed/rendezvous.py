@@ -10,23 +10,19 @@ import ipaddress
 import json
 import os
 import secrets
-import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import TypeVar
 
 import torch
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from codistill.distributed.group import ROOT, ProcessGroup
+from codistill.distributed.group import ROOT, ProcessGroup, answer_within
 from codistill.errors import RunError
 from codistill.log import log
 
 POLL_S = 0.02
-T = TypeVar("T")
 
 
 def join(timeout_s: float) -> ProcessGroup:
@@ -44,7 +40,8 @@ def join(timeout_s: float) -> ProcessGroup:
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     try:
-        store = connect(timeout_s)
+        # Torch's own time limit is for the connection, not for the first answer.
+        found = answer_within(timeout_s, lambda: next(rendezvous("env://", timeout=timedelta(seconds=timeout_s))))
     except RuntimeError as error:
         reason = (
             "its port is in use; choose another MASTER_PORT"
@@ -53,29 +50,8 @@ def join(timeout_s: float) -> ProcessGroup:
             "MASTER_PORT, or choose another port if another program has taken this one"
         )
         raise ValueError(f"rank {rank} cannot meet the other ranks at {address}:{port}: {reason}") from error
+    store = found[0]
     return ProcessGroup(rank, size, PrefixStore(agree_on_prefix(store, rank, size, timeout_s), store), timeout_s)
-
-
-def connect(timeout_s: float) -> Store:
-    """Returns the store of all ranks; raises RuntimeError if nothing at its address answers in time.
-
-    Torch's time limit is for the connection; it then waits for ever for a first answer, which another program that has
-    taken the port does not give. So a daemon thread waits, which does not keep the process alive.
-    """
-    outcome: list[Store | RuntimeError] = [RuntimeError("no answer")]
-
-    def wait() -> None:
-        try:
-            outcome.append(next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))[0])
-        except RuntimeError as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=wait, daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    if isinstance(outcome[-1], RuntimeError):
-        raise outcome[-1]
-    return outcome[-1]
 
 
 def is_loopback(address: str) -> bool:
@@ -117,22 +93,12 @@ def _lead(store: Store, size: int, deadline: float, timeout_s: float) -> str:
 def _follow(store: Store, rank: int, deadline: float, timeout_s: float) -> str:
     own = secrets.token_hex(8)
     store.set(f"hello/{rank}", own)
-
-    def find_root() -> str | None:
-        welcome = json.loads(_read(store, "welcome") or "{}")
-        return str(welcome["root"]) if own in welcome.get("seen", ()) else None
-
-    root = _poll(find_root, deadline, f"rank 0 did not join within {timeout_s:g} s; start it at the same address")
-    store.set(f"answer/{rank}", root)
-    return root
-
-
-def _poll(find: Callable[[], T | None], deadline: float, complaint: str) -> T:
-    while (value := find()) is None:
+    while own not in (welcome := json.loads(_read(store, "welcome") or "{}")).get("seen", ()):
         if time.monotonic() > deadline:
-            raise RunError(complaint)
+            raise RunError(f"rank 0 did not join within {timeout_s:g} s; start it at the same address")
         time.sleep(POLL_S)
-    return value
+    store.set(f"answer/{rank}", welcome["root"])
+    return str(welcome["root"])
 
 
 def _read(store: Store, key: str) -> str | None:

@@ -13,7 +13,7 @@ from codistill.engine.fast.capture import CapturedStep, Variant
 from codistill.engine.runtime import prepared, without_trials
 from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.engine.state import Training, prepare_training
-from codistill.engine.step import PARTS, PlainExecutor, step
+from codistill.engine.step import PARTS, Executor, step
 from codistill.engine.trainer import choose_step, draw_epoch
 from codistill.networks.cost import training_flops
 from codistill.recipes.schema import Recipe
@@ -121,7 +121,7 @@ class Runner:
         batch = self.plan.step(at.step)
         if isinstance(self.step, CapturedStep):
             variant = Variant("nothing", winograd=self.step.has_winograd(batch))
-            executor: PlainExecutor = self.step.executor(batch, variant)
+            executor: Executor = self.step.executor(batch, variant)
         else:
             executor = self.step.executor(batch)
         step(self.training, executor, batch, self.schedule.context(at))

@@ -8,7 +8,6 @@ network has a classifier at its end and at each exit, named ``network/exit``. Ax
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -102,20 +101,7 @@ class Programs:
         return self.full if images == self.full_size else self.short
 
 
-class Executor(Protocol):
-    program: Program
-
-    def forward(self, images: Tensor, at: StepContext) -> Mapping[str, Tensor]:
-        """The logits of every network by classifier name."""
-
-    def gradients(self) -> Mapping[str, list[Tensor]]:
-        """The gradients that the backward pass left in this process, by network."""
-
-    def update(self) -> None:
-        """Updates the weights from the gradients, and drops the gradients."""
-
-
-class PlainExecutor:
+class Executor:
     """Runs one network after the other. Dropout is seeded by network, so it does not depend on the other networks."""
 
     def __init__(self, training: Training, program: Program, cohort: Cohort | None = None) -> None:
@@ -125,6 +111,7 @@ class PlainExecutor:
         self.winograd = training.machine.winograd == "on"
 
     def forward(self, images: Tensor, at: StepContext) -> Mapping[str, Tensor]:
+        """The logits of every network by classifier name."""
         share = self.training.peers.share.index
         seed = derive(at.seed, "share", share) if share else at.seed
         logits: dict[str, Tensor] = {}
@@ -135,6 +122,7 @@ class PlainExecutor:
         return logits
 
     def gradients(self) -> dict[str, list[Tensor]]:
+        """The gradients that the backward pass left in this process, by network."""
         local = self.training.peers.local
         return {
             name: [weight.grad for weight in map(local, member.parameters()) if weight.grad is not None]
@@ -142,6 +130,7 @@ class PlainExecutor:
         }
 
     def update(self) -> None:
+        """Update the weights from the gradients, and drop the gradients."""
         for optimizer in self.training.optimizers.values():
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -157,5 +146,5 @@ class PlainStep:
     def __call__(self, batch: Draws, at: StepContext) -> None:
         step(self.training, self.executor(batch), batch, at)
 
-    def executor(self, batch: Draws) -> PlainExecutor:
-        return PlainExecutor(self.training, self.programs.for_batch_of(batch.size))
+    def executor(self, batch: Draws) -> Executor:
+        return Executor(self.training, self.programs.for_batch_of(batch.size))

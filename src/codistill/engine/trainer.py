@@ -52,7 +52,7 @@ def never() -> bool:
     return False
 
 
-def ignore(position: Position, schedule: TrainingSchedule) -> None:
+def ignore(*_: object) -> None:
     pass
 
 

@@ -15,7 +15,7 @@ from codistill.cohort import Cohort
 from codistill.data.augmentation import centre_crop, normalise
 from codistill.data.images import ImageData
 from codistill.data.load import load
-from codistill.engine.finished import has_test_images_of
+from codistill.engine.evaluate import has_test_images_of
 from codistill.engine.schedule import Position
 from codistill.engine.state import cohort_of
 from codistill.errors import unknown

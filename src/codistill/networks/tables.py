@@ -1,16 +1,24 @@
-"""Architectures as tables: rows of blocks as papers print them, from which backbones and heads are built."""
+"""Architectures as tables: rows of blocks as papers print them, from which backbones and heads are built.
+
+A head goes from a feature map to logits, as the classifier at the end of a network does.
+"""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from codistill.errors import unknown
 from codistill.networks.backbone import Architecture, Backbone, Exit
-from codistill.networks.heads import HEAD_KINDS, apfc, classifier, describe_apfc
-from codistill.networks.layers import Conv2d
+from codistill.networks.layers import Conv2d, norm_relu
+
+HEAD_KINDS = ("paper", "narrow", "apfc")
+"""The paper's design of the network's own blocks; the same at half the width; pooling and one linear layer."""
+
+APFC_GRID = 4
 
 
 @dataclass(frozen=True)
@@ -22,10 +30,6 @@ class Row:
     stride: int = 2
     expansion: int | None = None
     """MobileNetV2's factor t; None is its plain 1×1 convolution. The other families do not use it."""
-
-    def narrow(self) -> "Row":
-        """The row at half the width."""
-        return replace(self, channels=half(self.channels))
 
 
 class TabulatedArchitecture(Architecture):
@@ -85,9 +89,7 @@ class TabulatedArchitecture(Architecture):
         (channels,) = (exit.channels for exit in self.exits if exit.name == exit_name)
         if kind == "apfc":
             return apfc(channels, num_classes)
-        rows = self.auxiliary[exit_name]
-        if kind == "narrow":
-            rows = tuple(row.narrow() for row in rows)
+        rows = self._head_rows(exit_name, kind)
         return nn.Sequential(
             self._blocks(channels, rows), self._classifier(self._channels_after(channels, rows), num_classes)
         )
@@ -95,8 +97,11 @@ class TabulatedArchitecture(Architecture):
     def describe_head(self, exit_name: str, kind: str) -> str:
         if kind == "apfc":
             return describe_apfc()
+        return ", ".join(f"{row.blocks} × {row.channels}" for row in self._head_rows(exit_name, kind))
+
+    def _head_rows(self, exit_name: str, kind: str) -> tuple[Row, ...]:
         rows = self.auxiliary[exit_name]
-        return ", ".join(f"{row.blocks} × {(row.narrow() if kind == 'narrow' else row).channels}" for row in rows)
+        return tuple(replace(row, channels=half(row.channels)) for row in rows) if kind == "narrow" else rows
 
     def _blocks(self, channels: int, rows: Iterable[Row]) -> nn.Sequential:
         blocks = []
@@ -137,3 +142,34 @@ def blocks_per_stage(family: str, depth: int, per_n: int, extra: int) -> int:
     if blocks < 1 or rest:
         raise ValueError(f"{family}: depth {depth} does not fit; it is {per_n}n+{extra}, as in {per_n + extra}")
     return blocks
+
+
+def classifier(channels: int, num_classes: int, *, preactivated: bool = False) -> nn.Sequential:
+    """Global average pooling and one linear layer; BN and ReLU first if the blocks are pre-activated."""
+    activation = [norm_relu(channels)] if preactivated else []
+    return nn.Sequential(*activation, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, num_classes))
+
+
+def apfc(channels: int, num_classes: int) -> nn.Sequential:
+    """Average-pool to 4×4, then one linear layer."""
+    return nn.Sequential(GridPool(APFC_GRID), nn.Flatten(), nn.Linear(channels * APFC_GRID**2, num_classes))
+
+
+def describe_apfc() -> str:
+    """What an APFC head is made of, for listings."""
+    return f"averages over a {APFC_GRID}×{APFC_GRID} grid and one linear layer"
+
+
+class GridPool(nn.Module):
+    """Average pooling to a square grid of ``cells`` × ``cells``, for feature maps of any size."""
+
+    def __init__(self, cells: int) -> None:
+        super().__init__()
+        self.cells = cells
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        height, width = x_BCHW.shape[-2:]
+        if height % self.cells == 0 and width % self.cells == 0:
+            # The same values; adaptive pooling has no deterministic backward pass on CUDA.
+            return F.avg_pool2d(x_BCHW, (height // self.cells, width // self.cells))
+        return F.adaptive_avg_pool2d(x_BCHW, self.cells)

@@ -18,8 +18,13 @@ from torch import Tensor
 from codistill.data.device import OnDevice
 from codistill.data.images import ImageData
 from codistill.data.load import load
-from codistill.engine.evaluate import CALIBRATION_BINS
-from codistill.engine.finished import TOLERANCES, classify_finished, has_test_images_of, other_test_images
+from codistill.engine.evaluate import (
+    CALIBRATION_BINS,
+    TOLERANCES,
+    classify_finished,
+    has_test_images_of,
+    other_test_images,
+)
 from codistill.engine.runtime import prepared
 from codistill.recipes.sections import Data
 from codistill.report.blocks import Axis, Block, Chart, Gallery, Matrix, Mistake, Series, Words

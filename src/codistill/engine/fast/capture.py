@@ -15,7 +15,7 @@ from codistill.engine.fast.shadow import ShadowWeights
 from codistill.engine.runtime import without_trials
 from codistill.engine.schedule import StepContext
 from codistill.engine.state import Training
-from codistill.engine.step import PlainExecutor, Program, Programs, step
+from codistill.engine.step import Executor, Program, Programs, step
 from codistill.log import log
 from codistill.networks.backbone import Fork
 from codistill.ops.dispatch import may_use_winograd, use_kernels
@@ -169,7 +169,7 @@ class CapturedStep:
             self.shadow.refresh()
 
 
-class OverlappedExecutor(PlainExecutor):
+class OverlappedExecutor(Executor):
     """Runs networks, heads and weight gradients on CUDA streams of their own: once captured, their kernels overlap.
 
     In bfloat16 it runs the shadow weights' networks; an SGD update writes both kinds of weights in one kernel.

@@ -16,7 +16,7 @@ from codistill.networks.adapters.exits import Stages, Survey, channels, find_sta
 from codistill.networks.adapters.head_design import HeadDesign, design_head, reinitialise
 from codistill.networks.adapters.naming import SIZES, c_numbers
 from codistill.networks.backbone import Architecture, Backbone, Exit, ignore, run_recomputed, wrong_size
-from codistill.networks.heads import HEAD_KINDS
+from codistill.networks.tables import HEAD_KINDS
 
 TORCHVISION_SIZE = 224  # nearly all of torchvision's networks are made for it
 OWN_SIZES = (32, 28, 64, 96, 128, 224, 299, 384, 512)  # image sizes tried in turn: a module does not declare its own

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from codistill.networks.adapters.exits import Call, Stages, Survey, channels, is_channels_last
 from codistill.networks.adapters.surgery import Shape, cut_behind, redraw, refit
 from codistill.networks.cost import BATCH
-from codistill.networks.heads import apfc, describe_apfc
-from codistill.networks.tables import half
+from codistill.networks.tables import apfc, describe_apfc, half
 
 WIDE, LEAST_IN_LAST_STAGE = 2.0, 2
 
