@@ -208,10 +208,10 @@ def test_debug_shows_where_an_error_came_from(codistill: Codistill, monkeypatch:
 
 
 def test_ctrl_c_outside_training_ends_with_130(codistill: Codistill, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(what: str | None) -> None:
+    def interrupted() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(explore, "show_listings", interrupted)
+    monkeypatch.setattr(explore, "console", interrupted)
     result = codistill("list")
     assert (result.exit_code, result.stderr) == (130, "")
 

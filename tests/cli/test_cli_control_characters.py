@@ -29,7 +29,7 @@ def test_no_memory_is_a_message(error: Exception, monkeypatch: pytest.MonkeyPatc
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("codistill.cli.explore.show_listings", fail)
+    monkeypatch.setattr("codistill.cli.explore.console", fail)
     ended = call("list")
     assert (ended.exit_code, ended.stderr.startswith("error: ")) == (2, True)
     assert "not have enough free memory" in ended.stderr

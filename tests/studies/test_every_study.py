@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from codistill.cli.study import run_study
 from codistill.studies import catalogue
 from codistill.studies.runner import Command
 from codistill.studies.study import slug
+from support.study_call import run_study
 from support.study_rows import ROWS
 from support.warm import first_of_each_kind, warm_trainings
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from codistill.cli.study import StudyProgress, run_study
+from codistill.cli.study import StudyProgress
 from codistill.engine.signals import LAUNCHER
 from codistill.recipes.schema import Recipe
 from codistill.runs.files import LOCK_FILE, last_writer, lock_run
@@ -22,7 +22,7 @@ from codistill.studies import catalogue
 from codistill.studies.plan import PlannedRun, plan_runs
 from codistill.studies.runner import train_command
 from support.processes import started_process
-from support.study_call import ON_CPU, StudyCall
+from support.study_call import ON_CPU, StudyCall, run_study
 from support.synthetic import FINISH, fill, pretend
 
 pytestmark = pytest.mark.usefixtures("quick")

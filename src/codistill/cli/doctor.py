@@ -14,7 +14,7 @@ from typing import Literal
 import typer
 
 import codistill
-from codistill.cli.terminal import console
+from codistill.cli.terminal import AsJson, console
 from codistill.errors import ExitCode
 from codistill.hardware import cores
 
@@ -36,8 +36,8 @@ class Finding:
     advice: str = ""
 
 
-def report(*, as_json: bool) -> int:
-    """Print the findings; return the exit code."""
+def report(as_json: AsJson = False) -> int:
+    """Check whether this machine is ready to train."""
     findings = [finding for check in CHECKS for finding in attempt(check)]
     if as_json:
         typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))

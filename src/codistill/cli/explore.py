@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from inspect import getdoc
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from codistill import recipes
-from codistill.cli.terminal import console, make_table, two_columns
+from codistill.cli.terminal import AsJson, Changes, Source, complete, console, make_table, two_columns
 from codistill.cli.train import memory_explained, smaller
 from codistill.errors import unknown
 from codistill.networks.families import describe_families
@@ -44,8 +44,13 @@ LISTINGS: dict[str, Callable[[], dict[str, str]]] = {
 }
 
 
-def show_listings(what: str | None) -> None:
-    """Print one listing, or all of them with headings."""
+def show_listings(
+    what: Annotated[
+        str | None,
+        typer.Argument(metavar="[WHAT]", help="One of recipes, methods, networks, data and studies; default: all."),
+    ] = None,
+) -> None:
+    """List recipes, methods, networks, data sets and studies."""
     if what is not None and what not in LISTINGS:
         raise unknown("listing", what, LISTINGS)
     screen = console()
@@ -57,7 +62,26 @@ def show_listings(what: str | None) -> None:
         screen.print(two_columns(listing()), "")
 
 
-def show(recipe: recipes.Recipe, *, as_json: bool) -> None:
+def show(
+    source: Source,
+    changes: Changes,
+    as_json: AsJson = False,
+    svg: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Only write the transfer graph to this file.")
+    ] = None,
+    mermaid: Annotated[
+        bool, typer.Option("--mermaid", help="Only print the transfer graph as a Mermaid diagram.")
+    ] = False,
+) -> None:
+    """Show a complete recipe, its cost and its transfer graph."""
+    recipe = recipes.resolve(source, changes)
+    if svg:
+        svg.write_text(f"{recipe.graph.to_svg()}\n", encoding="utf-8")
+        typer.echo(f"wrote {svg}")
+        return
+    if mermaid:
+        typer.echo(recipe.graph.to_mermaid())
+        return
     from codistill.studies.costs import assumed_sizes, count_costs, sizes
 
     known, costs = sizes(recipe), count_costs(recipe)
@@ -129,8 +153,24 @@ def _mega(flops: int) -> str:
     return f"{flops / 1e6:,.1f}"
 
 
-def describe(name: str, folder: Path | None, *, download: bool, image_size: int, as_json: bool = False) -> None:
-    """Read the data set and print what it contains; an error says what is missing and what to type."""
+def describe(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME", help="A data set listed by `codistill list data`.", autocompletion=complete("data")
+        ),
+    ],
+    folder: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of the data; default: $CODISTILL_DATA, or the user's cache."),
+    ] = None,
+    download: Annotated[
+        bool, typer.Option("--download", help="Download it from its authors if it is missing.")
+    ] = False,
+    image_size: Annotated[int, typer.Option(min=1, metavar="N", help="For `folder`: side to resize images to.")] = 32,
+    as_json: AsJson = False,
+) -> None:
+    """Check a data set: location and contents."""
     from codistill.data.cifar import download as fetch
     from codistill.data.download import data_folder
     from codistill.data.image_files import count_suffixes
@@ -184,7 +224,13 @@ def _data_rows(facts: Mapping[str, Any]) -> dict[str, str]:
     return rows
 
 
-def bench(source: str, changes: list[str], *, steps: int, as_json: bool) -> None:
+def bench(
+    source: Source,
+    changes: Changes,
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Number of steps to measure.")] = 30,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how fast a recipe trains on this machine."""
     from codistill.studies.costs import sizes
 
     recipe = recipes.resolve(source, changes)

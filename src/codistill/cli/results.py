@@ -2,9 +2,9 @@
 
 import time
 import webbrowser
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from codistill.cli.terminal import ConsoleHandler, console, network_table, two_columns
+from codistill.cli.terminal import AsJson, ConsoleHandler, console, network_table, two_columns
 from codistill.cli.train import memory_explained
 from codistill.errors import ExitCode, unknown
 from codistill.log import logging_to
@@ -24,12 +24,25 @@ if TYPE_CHECKING:
     from codistill.report.read import SeenRun
     from codistill.studies.analysis import StudyTables
 
+Best = Annotated[
+    bool, typer.Option("--best", help="Use the epoch with the lowest validation error (needs checkpoints.best=true).")
+]
+Runs = Annotated[
+    list[Path],
+    typer.Argument(metavar="RUN|STUDY", help="Folders of runs or studies, or published results, such as runs/demo."),
+]
+
 FORMATS = (".html", ".csv", ".md", ".tex", ".json")
 WATCH_EVERY_S = 2.0
 ON_CPU = "free it from other programs, or set CUDA_VISIBLE_DEVICES= to evaluate on the CPU"
 
 
-def evaluate(run: Path, *, best: bool, as_json: bool) -> None:
+def evaluate(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
+    best: Best = False,
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate the weight files of a finished run again."""
     from codistill.engine.evaluate import evaluate_finished
 
     with memory_explained(ON_CPU), logging_to(ConsoleHandler(console(quiet=True))):
@@ -51,7 +64,19 @@ def evaluate(run: Path, *, best: bool, as_json: bool) -> None:
         console().print("Equal to result.json.")
 
 
-def export(run: Path, network: str, file_format: str, out: Path, *, best: bool, force: bool) -> None:
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished or interrupted run.")],
+    network: Annotated[str, typer.Option(metavar="NAME", help="Name of the network in the recipe, such as a.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Output folder: new, empty or an earlier export.")],
+    file_format: Annotated[
+        str, typer.Option("--format", metavar="FORMAT", help="One of safetensors, pt2 and onnx.")
+    ] = "safetensors",
+    best: Best = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Write into a folder that contains other files; they are kept.")
+    ] = False,
+) -> None:
+    """Export one network of a run, without its heads."""
     from codistill.export import bundle
     from codistill.export.export import export_network
 
@@ -84,8 +109,15 @@ def export(run: Path, network: str, file_format: str, out: Path, *, best: bool, 
     console().print(two_columns(rows))
 
 
-def predict(model: Path, images: Sequence[Path], *, top: int, as_json: bool) -> int:
-    """Print the most likely classes of every image; return the exit code."""
+def predict(
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="Folder or model file of a safetensors or onnx export.")
+    ],
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGES", help="PNG or JPEG files, or folders of them.")],
+    top: Annotated[int, typer.Option(min=1, metavar="N", help="Number of classes to show.")] = 5,
+    as_json: AsJson = False,
+) -> int:
+    """Classify images with an exported network."""
     from codistill.export.predict import Unreadable, predict
 
     predicted: list[dict[str, object]] = []
@@ -105,29 +137,43 @@ def predict(model: Path, images: Sequence[Path], *, top: int, as_json: bool) -> 
     return ExitCode.FAILED if unreadable else ExitCode.DONE
 
 
-def report(paths: Sequence[Path], out: Path, *, patience_s: float) -> None:
+def report(
+    runs: Runs,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Output file.")] = Path("report.html"),
+    patience: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="Time limit for classifying test images.")
+    ] = 20,
+) -> None:
+    """Write an HTML report: results, curves, mistakes and costs."""
     from codistill.report.overview import read_overview
     from codistill.report.page import report_page
 
-    seen = read_overview(*paths)
+    seen = read_overview(*runs)
     out.parent.mkdir(parents=True, exist_ok=True)
-    page = report_page(seen, patience_s=patience_s)
+    page = report_page(seen, patience_s=patience)
     page.write(out)
     for text in seen.left_out:
         typer.echo(f"warning: {text}", err=True)
-    runs = "1 run" if len(seen.runs) == 1 else f"{len(seen.runs)} runs"
+    count = "1 run" if len(seen.runs) == 1 else f"{len(seen.runs)} runs"
     size_mb = out.stat().st_size / 1e6
-    typer.echo(f"wrote {out}: {runs}, {len(page.charts)} charts, {size_mb:.1f} MB; open it in a browser")
+    typer.echo(f"wrote {out}: {count}, {len(page.charts)} charts, {size_mb:.1f} MB; open it in a browser")
 
 
-def compare(paths: Sequence[Path], out: Path | None, *, as_json: bool) -> None:
-    """Print the comparison, and write it to ``out`` in the format of its suffix."""
+def compare(
+    runs: Runs,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="Also write the comparison: .html, .csv, .md, .tex or .json."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare runs or studies, with n, ± and differences."""
     from codistill.cli.study import print_table
     from codistill.report.overview import read_overview
 
     if out is not None and out.suffix not in FORMATS:
         raise unknown("format of a comparison", out.suffix or str(out), FORMATS)
-    seen = read_overview(*paths)
+    seen = read_overview(*runs)
     made = seen.tables()
     if as_json:
         typer.echo(to_json(made.to_json(), indent=2))
@@ -165,19 +211,27 @@ def _contents(seen: "Overview", made: "StudyTables", out: Path) -> dict[Path, st
             return {out: to_json(made.to_json(), indent=2) + "\n"}
 
 
-def watch(paths: Sequence[Path], port: int, *, browser: bool, terminal: bool, as_json: bool) -> None:
-    """Serve the page until Ctrl-C; or print the progress once as JSON, or as a table until all runs are finished."""
+def watch(
+    runs: Runs,
+    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="Port to serve on; 0 takes a free one.")] = 0,
+    browser: Annotated[bool, typer.Option("--browser", help="Open the page in a browser.")] = False,
+    terminal: Annotated[
+        bool, typer.Option("--terminal", help="Show a table in the terminal instead, for example over ssh.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the progress of the runs once, as JSON.")] = False,
+) -> None:
+    """Follow runs during training, in a browser or in the terminal."""
     from codistill.report.overview import read_overview
     from codistill.report.server import RunWatcher, serve
 
     if as_json:
-        typer.echo(to_json(progress_to_dict(read_overview(*paths)), indent=2))
+        typer.echo(to_json(progress_to_dict(read_overview(*runs)), indent=2))
         return
     if terminal:
         screen = console()
-        follow(lambda: read_overview(*paths), screen, once=not screen.is_terminal)
+        follow(lambda: read_overview(*runs), screen, once=not screen.is_terminal)
         return
-    news = RunWatcher(paths)
+    news = RunWatcher(runs)
     news.page()  # reports wrong paths now, not in the browser
 
     def ready(address: str) -> None:

@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from codistill.cli.terminal import Changes, complete, console
 from codistill.errors import ExitCode
 from codistill.runs.result import Result, read_result
 from codistill.studies import catalogue
@@ -27,59 +29,62 @@ from codistill.studies.plan import (
     require_data,
 )
 from codistill.studies.published import publish_all, rebuild_tables
-from codistill.studies.runner import Command, Failure, Outcome, run_all, train_command
+from codistill.studies.runner import Failure, Outcome, run_all, train_command
 from codistill.studies.study import Results, Study
 from codistill.studies.tables import Table
 
 
-def run_study(
-    name: str,
-    *,
-    seeds: int | None,
-    overrides: Sequence[str],
-    out: Path,
-    jobs: int | None,
-    console: Console,
-    methods: Sequence[str] | None = None,
-    rows: Sequence[str] | None = None,
-    plan: bool = False,
-    best_epoch: bool = False,
-    publish_to: Path | None = None,
-    command: Command = train_command,
+def study(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME", help="A study listed by `codistill list studies`.", autocompletion=complete("studies")
+        ),
+    ],
+    changes: Changes,
+    seeds: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Number of seeds, from the study's first; default: as in the study."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder; default: runs/NAME.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(metavar="N", help="Number of runs at a time; default: one per core, one on a GPU.")
+    ] = None,
+    methods: Annotated[str | None, typer.Option(metavar="A,B", help="Only rows with these methods.")] = None,
+    rows: Annotated[str | None, typer.Option(metavar="A,B", help="Only these rows or groups of rows.")] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Only print what would be trained.")] = False,
+    best_epoch: Annotated[
+        bool, typer.Option("--best-epoch", help="Also show the best epoch of every run, in separate columns.")
+    ] = False,
+    publish: Annotated[Path | None, typer.Option(metavar="DIR", help="Copy the results of finished runs here.")] = None,
 ) -> int:
-    """Run ``codistill study NAME``; returns the exit code: 0 done, 1 a run failed, 75 stopped before the end.
-
-    ``seeds`` is how many, from the study's first on, ``jobs`` how many trainings run at once; None is the study's
-    number of seeds, and one training per core or one on a GPU. ``plan`` only prints what there is to train.
-    """
+    """Train all runs of a study and print its table, with n and ±."""
     whole = catalogue.get(name)
-    study = whole.select(methods, rows)
-    whole.check_overrides(overrides)
-    chosen_seeds = study.seed_range(seeds)
-    if publish_to is not None and publish_to.is_file():
-        raise ValueError(f"--publish {publish_to} is a file; name a folder")
-    at_once, threads = choose_jobs(study.rows[0].resolve(overrides), jobs)
-    planned = plan_runs(study, chosen_seeds, overrides, out, threads)
+    chosen = whole.select(*(None if names is None else names.split(",") for names in (methods, rows)))
+    whole.check_overrides(changes)
+    chosen_seeds = chosen.seed_range(seeds)
+    if publish is not None and publish.is_file():
+        raise ValueError(f"--publish {publish} is a file; name a folder")
+    folder, screen = out or Path("runs") / name, console()
+    at_once, threads = choose_jobs(chosen.rows[0].resolve(changes), jobs)
+    planned = plan_runs(chosen, chosen_seeds, changes, folder, threads)
     if plan:
-        print_table(plan_table(study, planned, at_once, Pace.of(planned)), console)
+        print_table(plan_table(chosen, planned, at_once, Pace.of(planned)), screen)
         return ExitCode.DONE
     require_data(planned.runs)
-    _announce(study, planned, at_once, console)
-    display = StudyProgress(planned.runs, console)
-    outcome = run_all(planned.runs, out, jobs=at_once, display=display, command=command)
+    _announce(chosen, planned, at_once, screen)
+    display = StudyProgress(planned.runs, screen)
+    outcome = run_all(planned.runs, folder, jobs=at_once, display=display, command=train_command)
     results = _read_finished(planned)
-    chosen = {"--methods": methods and ",".join(methods), "--rows": rows and ",".join(rows)}
-    options = {"--jobs": jobs, **chosen, "--publish": publish_to}
-    again = _command_line(name, overrides, {"--seeds": len(chosen_seeds), **options, "--out": out}, best_epoch)
-    made = build_tables(study, results, chosen_seeds, best_epoch=best_epoch, command=again)
-    _print_tables(made, made.write(results, out), console)
-    code = _conclude(outcome, planned, again, console)
-    if publish_to is not None:
-        published, refused = publish_all([run.folder for run in planned.runs if run.is_finished], publish_to)
-        tables = rebuild_tables(publish_to)
-        console.print(
-            f"Published {len(published)} runs in {publish_to}, and rebuilt {len(tables)} files of tables there"
-        )
+    options = {"--jobs": jobs, "--methods": methods, "--rows": rows, "--publish": publish}
+    again = _command_line(name, changes, {"--seeds": len(chosen_seeds), **options, "--out": folder}, best_epoch)
+    made = build_tables(chosen, results, chosen_seeds, best_epoch=best_epoch, command=again)
+    _print_tables(made, made.write(results, folder), screen)
+    code = _conclude(outcome, planned, again, screen)
+    if publish is not None:
+        published, refused = publish_all([run.folder for run in planned.runs if run.is_finished], publish)
+        tables = rebuild_tables(publish)
+        screen.print(f"Published {len(published)} runs in {publish}, and rebuilt {len(tables)} files of tables there")
         if refused:
             raise ValueError("\n".join(refused))
     return code

@@ -1,4 +1,4 @@
-"""What the commands print: messages and tables, and the display of a running training.
+"""What the commands share: options, messages and tables, and the display of a running training.
 
 A step must never wait for a display, so ``heartbeat``, which is called after every step, only stores the position.
 """
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 from rich.console import Console, Group, RenderableType
@@ -41,6 +41,34 @@ OUT_OF_MEMORY = ("failed to map segment", "annot allocate memory", "can't alloca
 
 Row = Mapping[str, float | None]
 REFRESHES_PER_S = 2
+
+
+def complete(listing: str) -> Callable[[str], list[str]]:
+    """Return a completion function for the names of a listing."""
+
+    def names(incomplete: str) -> list[str]:
+        from codistill.cli.explore import LISTINGS
+
+        return [name for name in LISTINGS[listing]() if name.startswith(incomplete)]
+
+    return names
+
+
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="RECIPE|FILE",
+        help="A recipe listed by `codistill list recipes`, or a .yaml or .json file.",
+        autocompletion=complete("recipes"),
+    ),
+]
+Changes = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="KEY=VALUE", show_default=False, help="Overrides, such as length.epochs=1.", default_factory=list
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def console(*, quiet: bool = False) -> Console:

@@ -8,17 +8,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from codistill import recipes
 from codistill.cli.terminal import (
+    Changes,
     ConsoleHandler,
     Display,
     Lines,
     LiveTable,
+    Source,
     console,
     describe_error,
     duration,
@@ -64,15 +66,38 @@ class LaunchOptions:
 
 
 def train(
-    source: str,
-    changes: Sequence[str],
-    out: Path | None,
-    options: LaunchOptions,
-    *,
-    quiet: bool,
-    trackers: Sequence[str],
+    source: Source,
+    changes: Changes,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for the run; default: runs/RECIPE-METHOD-seedSEED.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the result, no progress.")] = False,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Also log to tensorboard, mlflow or wandb; can be repeated."),
+    ] = None,
+    nproc: Annotated[int | None, typer.Option(metavar="N", help="Train in N processes on this machine.")] = None,
+    split: Annotated[
+        str | None, typer.Option(metavar="A+C,B", help="Networks of each process; default: balanced by FLOPs.")
+    ] = None,
+    shards: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Processes that share each batch of a network; default: chosen by FLOPs."),
+    ] = None,
+    timeout: Annotated[
+        float,
+        typer.Option(min=1, metavar="SECONDS", help="How long a process waits for the others before the run ends."),
+    ] = 600.0,
+    restarts: Annotated[
+        int,
+        typer.Option(min=0, metavar="N", help="With --nproc: maximum number of restarts after a process is killed."),
+    ] = 3,
 ) -> int:
-    """Train in this process, in new ones, or as one rank of several; return the exit code."""
+    """Train a recipe, or continue a stopped run.
+
+    Ctrl-C (or SIGTERM or SIGUSR1) saves and stops. The same command continues exactly where the run stopped.
+    """
+    options, trackers = LaunchOptions(nproc, LayoutRequest(split, shards), timeout, restarts), track or []
     if is_rank():
         recipe = recipes.resolve(source, changes)
         return train_as_rank(recipe, out or default_folder(recipe), options, quiet=quiet, trackers=trackers)

@@ -54,7 +54,7 @@ def input_transform(
     rows = ()
     for i in tl.static_range(6):
         ptrs = pixel_ptrs(x_ptr, image, row + i - 1, col - 1, H, W, offs_c, C)
-        inside = mask & is_row_inside(row + i - 1, H)
+        inside = mask & ((row + i - 1 >= 0) & (row + i - 1 < H))[:, None]
         left, right = inside & (col > 0)[:, None], inside & (col + 4 < W)[:, None]
         rows += (input_1d(load_f32(ptrs, left), *load_x4(ptrs + C, C, inside), load_f32(ptrs + 5 * C, right)),)
     for j in tl.static_range(6):
@@ -296,11 +296,6 @@ def load_x4(ptrs, stride, mask):
 @triton.jit
 def load_f32(ptrs, mask):
     return tl.load(ptrs, mask=mask, other=0.0).to(tl.float32)
-
-
-@triton.jit
-def is_row_inside(row, H):
-    return ((row >= 0) & (row < H))[:, None]
 
 
 @triton.jit

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from triton import cdiv, next_power_of_2
 
 from codistill.ops._conv_small_triton import conv3x3, conv3x3_dw, conv3x3_dw_narrow
-from codistill.ops.grid import STAGES, TILE, UNIT, WARPS, channels_last, semaphores, sm_count
+from codistill.ops.grid import STAGES, TILE, UNIT, WARPS, channels_last, empty_map, semaphores, sm_count
 from codistill.ops.wgrad_stream import WeightGradientStreams, conv2d_backward, weight_gradient
 
 PIXELS = 128
@@ -49,7 +49,7 @@ class SmallConv2d(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor | None, _: None, dx_add: Tensor | None) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        dy = x.new_zeros(len(x), *x.shape[2:], len(weight)).permute(0, 3, 1, 2) if dy is None else channels_last(dy)
+        dy = empty_map(x, len(x), len(weight)).zero_() if dy is None else channels_last(dy)
         dw = weight_gradient(ctx.streams, weight, partial(compute_dw, dy, x, weight), (x, dy))
         dx = launch_conv3x3(dy, weight, backward=True, add=dx_add)[0] if ctx.needs_input_grad[0] else None
         return dx, dw, None, None
@@ -62,9 +62,9 @@ def launch_conv3x3(
 
     With ``backward``, x is the gradient of the output.
     """
-    B, c_in, H, W = x.shape
+    c_in, H, W = x.shape[1:]
     c_out, M = weight.shape[1 if backward else 0], x.numel() // c_in
-    out = x.new_empty(B, H, W, c_out).permute(0, 3, 1, 2)
+    out = empty_map(x, len(x), c_out)
     block_n = next_power_of_2(c_out)
     block_m = TILE // block_n
     programs = min(cdiv(M, block_m), 2 * sm_count(x.device))

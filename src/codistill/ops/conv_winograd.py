@@ -26,7 +26,7 @@ from codistill.ops._conv_winograd_triton import (
     input_transform,
     output_transform,
 )
-from codistill.ops.grid import STAGES, channels_last, sm_count
+from codistill.ops.grid import STAGES, channels_last, empty_map, sm_count
 from codistill.ops.wgrad_stream import WeightGradientStreams, weight_gradient
 
 ELEMENTS, PIXELS = 36, 16
@@ -48,7 +48,7 @@ class WinogradConv2d(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         ctx.streams = streams
         products = multiply(transform_input(x), transform_filter(weight).mT)
-        out = empty_map(x, len(weight))
+        out = empty_map(x, len(x), len(weight))
         launch(output_transform, products, products_ptr=products, out_ptr=out, **sides(x))
         return out
 
@@ -64,7 +64,7 @@ class WinogradConv2d(torch.autograd.Function):
         if not ctx.needs_input_grad[0]:
             return None, dw, None
         products = multiply(grad, transform_filter(weight))
-        dx = empty_map(dy, products.shape[2])
+        dx = empty_map(dy, len(dy), products.shape[2])
         launch(grad_input_transform, products, products_ptr=products, dx_ptr=dx, **sides(dy), **scales(largest))
         return dx, dw, None
 
@@ -134,12 +134,6 @@ def empty_transformed(x: Tensor) -> Tensor:
     """Room for the transform of a feature map: [36, tiles, channels]."""
     C = x.shape[1]
     return x.new_empty(ELEMENTS, x.numel() // C // PIXELS, C, dtype=DTYPE)
-
-
-def empty_map(like: Tensor, channels: int) -> Tensor:
-    """Room for a channels-last feature map with the batch and size of ``like``."""
-    B, _, H, W = like.shape
-    return like.new_empty(B, H, W, channels).permute(0, 3, 1, 2)
 
 
 def compute_absmax(x: Tensor) -> Tensor:

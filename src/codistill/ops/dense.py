@@ -20,7 +20,6 @@ from triton import cdiv, next_power_of_2
 from codistill.ops._conv_small_triton import conv3x3, conv3x3_dx_narrow
 from codistill.ops._norm_triton import (
     UNSPECIALISED,
-    batch_stats,
     norm_act_bwd_dwdb,
     norm_act_bwd_dx,
     norm_act_fwd,
@@ -28,7 +27,8 @@ from codistill.ops._norm_triton import (
     tile_start,
 )
 from codistill.ops.conv_small import NARROW_BLOCK_C, compute_dw_narrow, dot_precision, pixels_per_iteration
-from codistill.ops.grid import STAGES, TILE, WARPS, Tiling, channels_last, semaphores
+from codistill.ops.grid import STAGES, TILE, WARPS, Tiling, channels_last, empty_map, semaphores
+from codistill.ops.norm import append_channels, flatten
 from codistill.ops.wgrad_stream import WeightGradientStreams, conv2d_backward, weight_gradient
 
 ALIGNMENT = 16
@@ -73,17 +73,6 @@ def copy_padded(source: Tensor, out: Tensor, *, first: int = 0, count: int | Non
     return out
 
 
-def flatten(x: Tensor) -> Tensor:
-    """A channels-last tensor as one contiguous vector."""
-    return x.permute(0, 2, 3, 1).reshape(-1)
-
-
-def empty_like_with(like: Tensor, batch: int, channels: int, dtype: torch.dtype | None = None) -> Tensor:
-    """An empty channels-last tensor with the height and width of ``like``."""
-    H, W = like.shape[2:]
-    return like.new_empty(batch, H, W, channels, dtype=dtype).permute(0, 3, 1, 2)
-
-
 def align(channels: int) -> int:
     return -(-channels // ALIGNMENT) * ALIGNMENT
 
@@ -110,13 +99,13 @@ class DenseBlock(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         layers = list(zip(running, learned[0::3], learned[1::3], learned[2::3], strict=True))
         total = len(learned[-3]) + len(learned[-1])
-        features, stats = empty_like_with(x, len(x), total), x.new_empty(3, total, dtype=torch.float32)
+        features, stats = empty_map(x, len(x), total), x.new_empty(3, total, dtype=torch.float32)
         append_channels(x, x.shape[1], features, stats, 0, eps)
         activations, padded_weights = [], []
         for state, norm_w, norm_b, weight in layers:
             growth, C = len(weight), len(norm_w)
             padded_C = min(align(C), total)  # the kernel also reads the channels behind C, and writes zeros
-            activation = empty_like_with(x, len(x), padded_C)
+            activation = empty_map(x, len(x), padded_C)
             tiling = Tiling.of(activation, total)
             norm_act_fwd[tiling.tile_grid](
                 x_ptr=features, x_stride=total // tiling.unit, shortcut_ptr=None, stats_ptr=stats, stats_stride=total,
@@ -124,7 +113,7 @@ class DenseBlock(torch.autograd.Function):
                 momentum=state.momentum, out_ptr=activation, out_stride=padded_C // tiling.unit, M=tiling.M, C=C,
                 LOW=LOW, HIGH=HIGH, **tiling.meta,
             )  # fmt: skip
-            padded_weight = copy_padded(weight, empty_like_with(weight, align(growth), padded_C, x.dtype))
+            padded_weight = copy_padded(weight, empty_map(weight, align(growth), padded_C, x.dtype))
             if growth <= NARROW_CHANNELS:
                 append_convolution(activation, padded_weight, growth, features, stats, C, eps)
             else:
@@ -147,7 +136,7 @@ class DenseBlock(torch.autograd.Function):
         for layer in reversed(range(n)):
             norm_w, norm_b, weight = learned[3 * layer : 3 * layer + 3]
             activation, padded_weight, C = activations[layer], padded_weights[layer], len(norm_w)
-            room = empty_like_with(dfeatures, len(dfeatures), len(padded_weight))
+            room = empty_map(dfeatures, len(dfeatures), len(padded_weight))
             dgrown = copy_padded(dfeatures, room, first=C, count=len(weight))
             compute = partial(compute_dw, dgrown, activation, padded_weight, weight)
             dw = weight_gradient(ctx.streams, weight, compute, (dgrown, activation))
@@ -160,20 +149,8 @@ class DenseBlock(torch.autograd.Function):
                 b_ptr=norm_b, dbdw_ptr=dbdw, dx_ptr=dfeatures, M=tiling.M, C=C, LOW=LOW, HIGH=HIGH, **tiling.meta,
             )  # fmt: skip
             gradients = [dbdw[1], dbdw[0], dw, *gradients]
-        dx = copy_padded(dfeatures, empty_like_with(dfeatures, len(dfeatures), len(learned[0])))
+        dx = copy_padded(dfeatures, empty_map(dfeatures, len(dfeatures), len(learned[0])))
         return dx, None, None, None, *gradients
-
-
-def append_channels(x: Tensor, C: int, features: Tensor, stats: Tensor, first: int, eps: float) -> None:
-    """Copies ``C`` channels of ``x`` to channel ``first`` of ``features`` on, with their statistics."""
-    total = features.shape[1]
-    tiling = Tiling.of(x, total, channels=C)
-    batch_stats[tiling.reduction_grid](
-        x_ptr=x, x_stride=x.shape[1] // tiling.unit, out_ptr=flatten(features)[first:],
-        out_stride=total // tiling.unit, partial_ptr=stats.new_empty(tiling.programs, 2, C),
-        semaphore_ptr=semaphores.take(x.device, tiling.columns), stats_ptr=stats.view(-1)[first:], stats_stride=total,
-        M=tiling.M, C=C, eps=eps, STAGES=STAGES, **tiling.meta,
-    )  # fmt: skip
 
 
 def append_convolution(
@@ -232,4 +209,4 @@ def compute_dw(dgrown: Tensor, activation: Tensor, padded_weight: Tensor, weight
     if len(weight) <= NARROW_CHANNELS:
         return compute_dw_narrow(dgrown, activation, weight)
     padded_dw = conv2d_backward(dgrown, activation, padded_weight, (False, True, False))[1]
-    return copy_padded(padded_dw, empty_like_with(weight, *weight.shape[:2]))
+    return copy_padded(padded_dw, empty_map(weight, *weight.shape[:2]))

@@ -96,3 +96,9 @@ semaphores = Semaphores()
 
 def channels_last(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
+
+
+def empty_map(like: Tensor, batch: int, channels: int, dtype: torch.dtype | None = None) -> Tensor:
+    """An empty channels-last tensor with the height and width of ``like``."""
+    H, W = like.shape[2:]
+    return like.new_empty(batch, H, W, channels, dtype=dtype).permute(0, 3, 1, 2)

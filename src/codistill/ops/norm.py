@@ -16,16 +16,29 @@ from codistill.ops.grid import STAGES, Tiling, channels_last, semaphores
 
 def compute_stats(x: Tensor, eps: float) -> Tensor:
     """Mean, 1 / std and variance per channel of ``x``: [3, C]."""
-    tiling = Tiling.of(x)
-    C, row_stride = tiling.C, tiling.C // tiling.unit
-    stats = x.new_empty(3, C, dtype=torch.float32)
-    batch_stats[tiling.reduction_grid](
-        x_ptr=x, x_stride=row_stride, out_ptr=None, out_stride=row_stride,
-        partial_ptr=x.new_empty(tiling.programs, 2, C, dtype=torch.float32),
-        semaphore_ptr=semaphores.take(x.device, tiling.columns), stats_ptr=stats, stats_stride=C, M=tiling.M, C=C,
-        eps=eps, STAGES=STAGES, **tiling.meta,
-    )  # fmt: skip
+    stats = x.new_empty(3, x.shape[1], dtype=torch.float32)
+    append_channels(x, x.shape[1], None, stats, 0, eps)
     return stats
+
+
+def append_channels(x: Tensor, C: int, features: Tensor | None, stats: Tensor, first: int, eps: float) -> None:
+    """Writes the statistics of ``C`` channels of ``x`` to channel ``first`` of ``stats`` on, [3, total channels].
+
+    Copies the channels to the same place in ``features``, if that is given.
+    """
+    total = stats.shape[1]
+    tiling = Tiling.of(x, total, channels=C)
+    batch_stats[tiling.reduction_grid](
+        x_ptr=x, x_stride=x.shape[1] // tiling.unit, out_ptr=None if features is None else flatten(features)[first:],
+        out_stride=total // tiling.unit, partial_ptr=stats.new_empty(tiling.programs, 2, C),
+        semaphore_ptr=semaphores.take(x.device, tiling.columns), stats_ptr=stats.view(-1)[first:], stats_stride=total,
+        M=tiling.M, C=C, eps=eps, STAGES=STAGES, **tiling.meta,
+    )  # fmt: skip
+
+
+def flatten(x: Tensor) -> Tensor:
+    """A channels-last tensor as one contiguous vector."""
+    return x.permute(0, 2, 3, 1).reshape(-1)
 
 
 class FusedNormAct(torch.autograd.Function):
