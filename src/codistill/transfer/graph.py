@@ -245,10 +245,10 @@ class TransferGraph:
                 share if initial_share is None else initial_share, scale if initial_scale is None else initial_scale
             )
             ramp = replace(ramp or Ramp(initial), initial=initial)
-        times = {name: time for name, time in (("begin", begin), ("end", end)) if time is not None}
         if ramp is not None:
-            return graph.replace(ramp=replace(ramp, **times))
-        if times.get("begin", 0) != 0 or times.get("end", 1) != 1:
+            first, last = ramp.begin if begin is None else begin, ramp.end if end is None else end
+            return graph.replace(ramp=Ramp(ramp.initial, first, last))
+        if begin or end not in (None, 1):
             raise ValueError("begin and end are those of a ramp; give an initial_share too, as in initial_share=0")
         return graph
 
