@@ -227,8 +227,8 @@ def _read_cached(file: Path) -> Inventory | None:
         with safe_open(file, framework="pt") as saved:
             notes = json.loads(saved.metadata()["notes"])
             unreadable = {int(index): str(why) for index, why in notes["unreadable"].items()}
-            tensors = (saved.get_tensor(name) for name in ("sha256", "sums", "squares"))
-            found = Inventory(*tensors, unreadable, int(notes["seen"]))
+            sha256_N, sums, squares = (saved.get_tensor(name) for name in ("sha256", "sums", "squares"))
+            found = Inventory(sha256_N, sums, squares, unreadable, int(notes["seen"]))
             return found if notes["checksum"] == found.checksum() else None
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError):
         return None
