@@ -113,6 +113,20 @@ def test_connections_are_bounded_in_time_and_number(run: Path, monkeypatch: pyte
     server.server_close()
 
 
+def test_clients_that_never_ask_do_not_keep_others_out(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a time limit of their own: clients that send a byte now and then never exceed it."""
+    monkeypatch.setattr(server_module.Handler, "timeout", None)
+    monkeypatch.setattr(server_module, "HURRIED_S", 0.1)
+    server = serving(run)
+    place = "127.0.0.1", server.server_address[1]
+    silent = [socket.create_connection(place, timeout=30) for _ in range(2 * server_module.MAX_CONNECTIONS)]
+    assert get(server, "/")[0] == 200
+    for client in silent:
+        client.close()
+    server.shutdown()
+    server.server_close()
+
+
 def test_many_clients_at_once_are_all_answered(server: Server) -> None:
     with ThreadPoolExecutor(300) as clients:
         statuses = [one[0] for one in clients.map(lambda _: get(server, "/"), range(300))]

@@ -28,6 +28,8 @@ TIMEOUT_S = 10.0
 """How long a client may take to send its request, and to read each part of the answer."""
 MAX_CONNECTIONS = 64
 """Connections served at once, each by a thread; further ones wait in the backlog."""
+HURRIED_S = 1.0
+"""How long a client may take to send its request when others wait."""
 BACKLOG = 1024
 
 
@@ -76,6 +78,7 @@ class Handler(BaseHTTPRequestHandler):
     server: "Server"
 
     def do_GET(self) -> None:
+        self.server.has_asked(self.connection)
         if (self.headers.get("Host") or "").partition(":")[0] not in HOSTS:
             self.send_error(HTTPStatus.FORBIDDEN, "this page is served to this machine only")
             return
@@ -120,6 +123,8 @@ class Server(ThreadingHTTPServer):
     def __init__(self, news: RunWatcher, port: int) -> None:
         self.news = news
         self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._silent: dict[Any, float] = {}
+        """When each client connected that has not sent its request yet, the first one first."""
         try:
             super().__init__((LOOPBACK, port), Handler)
         except OSError as error:
@@ -136,17 +141,28 @@ class Server(ThreadingHTTPServer):
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        # Each connection frees its place after TIMEOUT_S at the latest, unless it sends or reads now and then.
-        if not self._free.acquire(timeout=2 * TIMEOUT_S):
-            self.shutdown_request(request)
-            return
+        while not self._free.acquire(timeout=0.1):
+            self._drop_slow_clients()
+        self._silent[request] = time.monotonic()
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self.has_asked(request)
             self._free.release()
+
+    def has_asked(self, request: Any) -> None:
+        """Note that a client has sent its request, or is gone."""
+        self._silent.pop(request, None)
+
+    def _drop_slow_clients(self) -> None:
+        """End connections without a request after a second: one that sends a byte now and then would keep its place."""
+        for request, since in list(self._silent.items()):
+            if time.monotonic() - since > HURRIED_S:
+                with suppress(OSError):  # its thread has just closed it
+                    request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Report an error, except that a client hung up or was too slow."""
