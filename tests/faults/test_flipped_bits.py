@@ -20,25 +20,24 @@ from support.tiny import tiniest_recipe
 DESCRIBED = ("recipe.yaml", "environment.json", "data.json", "journal.jsonl", "timing.jsonl")
 FINISHED = (*DESCRIBED, "result.json")
 WEIGHTS = ("weights/a.safetensors", "weights/b.safetensors")
-CHECKPOINT = ("tensors.safetensors", "state.json", "manifest.json")
+PARTS = ("tensors.safetensors", "state.json", "manifest.json")
+CHECKPOINT = tuple(f"checkpoints/{name}" for name in PARTS)
+BEST = tuple(f"best/{name}" for name in PARTS)
+TAKEN = ("recipe.yaml", "environment.json", "data.json", "journal.jsonl")
 
 READ = {
     ("finished", "evaluate"): (*FINISHED, *WEIGHTS),
     ("finished", "report"): (*FINISHED, *WEIGHTS),
     ("finished", "compare"): FINISHED,
     ("finished", "train"): (*FINISHED, *WEIGHTS),
-    ("finished", "export"): (
-        "recipe.yaml",
-        "environment.json",
-        "data.json",
-        "journal.jsonl",
-        "result.json",
-        WEIGHTS[0],
-    ),
+    ("finished", "export"): (*TAKEN, "result.json", WEIGHTS[0]),
+    ("finished", "evaluate --best"): (*FINISHED, *BEST),
+    ("finished", "export --best"): (*TAKEN, "result.json", WEIGHTS[0], *BEST),
     ("interrupted", "train"): (*DESCRIBED, *CHECKPOINT),
     ("interrupted", "report"): DESCRIBED,
     ("interrupted", "compare"): DESCRIBED,
-    ("interrupted", "export"): ("recipe.yaml", "environment.json", "data.json", "journal.jsonl", *CHECKPOINT),
+    ("interrupted", "export"): (*TAKEN, *CHECKPOINT),
+    ("interrupted", "export --best"): (*TAKEN, *BEST),
 }
 """By the state of a run and the command, the files that the command reads."""
 CASES = [(state, command, file) for (state, command), files in READ.items() for file in files]
@@ -58,7 +57,11 @@ class Runs:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """A run of two epochs; the same one, stopped in its second epoch; one of another seed."""
     folder = tmp_path_factory.mktemp("flipped")
-    recipe = tiniest_recipe(evaluation={"every_epochs": 1, "all_every_epochs": 2})
+    recipe = tiniest_recipe(
+        data={**tiniest_recipe().data.model_dump(), "train_limit": 90, "validation": 0.2},
+        evaluation={"every_epochs": 1, "all_every_epochs": 2},
+        checkpoints={"every_s": 0, "best": True},
+    )
     return Runs(
         train(recipe, folder / "finished"),
         train(recipe, folder / "interrupted", steps=4),
@@ -67,9 +70,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 
 def path_of(run: Path, file: str) -> Path:
-    if file not in CHECKPOINT:
+    if file not in CHECKPOINT + BEST:
         return run / file
-    return max((run / "checkpoints").iterdir()) / file
+    folder, name = file.split("/")
+    return max((run / folder).iterdir()) / name
 
 
 def flip(path: Path, chance: random.Random) -> int:
@@ -82,6 +86,7 @@ def flip(path: Path, chance: random.Random) -> int:
 
 
 def do(command: str, run: Path, out: Path) -> Any:
+    command, *options = command.split()
     arguments: dict[str, tuple[object, ...]] = {
         "evaluate": (run,),
         "report": (run, "-o", out / "page.html"),
@@ -89,13 +94,13 @@ def do(command: str, run: Path, out: Path) -> Any:
         "train": (run / "recipe.yaml", "--out", run, "--quiet"),
         "export": (run, "--network", "a", "--out", out / "exported"),
     }
-    return call(command, *arguments[command])
+    return call(command, *arguments[command], *options)
 
 
-def notices(done: Any, command: str, file: str, out: Path) -> bool:
+def notices(done: Any, command: str, path: Path, out: Path) -> bool:
     """Whether the command names the file: on the terminal, or on the page that it writes."""
     # Of a checkpoint the folder is named: a flipped bit in its manifest looks like one in what the manifest describes.
-    name = "checkpoints/step-00000004" if file in CHECKPOINT else file.rpartition("/")[2]
+    name = f"{path.parents[1].name}/{path.parent.name}" if path.parent.name.startswith("step-") else path.name
     page = (out / "page.html").read_text() if command == "report" and done.exit_code == 0 else ""
     said = done.stderr + done.stdout if command != "report" else done.stderr + page
     is_named = name in said.replace(" or put it back", "") and any(
@@ -113,8 +118,8 @@ def flips() -> Iterator[tuple[str, str, str, int]]:
     "flipped-bits",
     "A flipped bit in any file of a run that is read again (weights, checkpoints, recipe, environment, data, journal, "
     "times, result) is named by the command that reads it, or healed to the same bits from a checkpoint: continue, "
-    "evaluate, export, report, compare, of finished and interrupted runs.",
-    repeated="500 flipped bits, all named or healed",
+    "evaluate, export, report, compare, of finished and interrupted runs, `--best` too.",
+    repeated="{FLIPPED_BITS} flipped bits, all named or healed",
 )
 @pytest.mark.slow(reason="trains, exports and reports once for each flipped bit")
 def test_a_flipped_bit_is_named_or_healed(runs: Runs, tmp_path: Path, counted: Counted) -> None:
@@ -123,15 +128,16 @@ def test_a_flipped_bit_is_named_or_healed(runs: Runs, tmp_path: Path, counted: C
     for state, command, file, number in flips():
         out = tmp_path / str(number)
         run = runs.copy(state, out / "run")
-        intact = path_of(run, file).read_bytes()
-        bit = flip(path_of(run, file), random.Random(number))
+        damaged = path_of(run, file)
+        intact = damaged.read_bytes()
+        bit = flip(damaged, random.Random(number))
         title = f"{command} of the {state} run, bit {bit} of {file} (case {number})"
         done = do(command, run, out)
         assert done.exit_code in (0, 2), (title, done.output, done.exception)
-        named = notices(done, command, file, out)
+        named = notices(done, command, damaged, out)
         healed = command == "train" and done.exit_code == 0 and checksums(run) == expected["weights"]
         if healed and file in WEIGHTS:
-            assert path_of(run, file).read_bytes() == intact, title
+            assert damaged.read_bytes() == intact, title
         if command == "train" and done.exit_code == 0:
             assert healed, title
             # What was healed is intact: nothing is left to say about it.

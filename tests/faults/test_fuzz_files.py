@@ -43,7 +43,11 @@ Attempt = Callable[[], str | None]
 
 def make_base(base: Path) -> Path:
     """A finished and an interrupted run, exports, images in a folder and in shards, and a recipe."""
-    recipe = tiniest_recipe(networks={"a": "wrn-10-1", "b": "resnet-8"}, checkpoints={"every_s": 1000.0})
+    recipe = tiniest_recipe(
+        networks={"a": "wrn-10-1", "b": "resnet-8"},
+        data={**tiniest_recipe().data.model_dump(), "train_limit": 90, "validation": 0.2},
+        checkpoints={"every_s": 1000.0, "best": True},
+    )
     finished = train(recipe.replace(length={"epochs": 1}), base / "run" / "finished")
     train(recipe, base / "run" / "interrupted", steps=4)
     for name in ("safetensors", "onnx"):
@@ -64,9 +68,10 @@ def commands(kind: str, file: Path, base: Path) -> list[list[object]]:
     match kind:
         case "run":
             stored = base / "run" / part.name / "recipe.yaml"
-            ended = [["evaluate", part]] if part.name == "finished" else []
+            ended = [["evaluate", part], ["evaluate", part, "--best"]] if part.name == "finished" else []
             return [
                 ["export", part, "--network", "a", "--out", out / "export"],
+                ["export", part, "--network", "b", "--out", out / "best", "--best"],
                 ["report", part, "-o", out / "page.html", "--patience", "1"],
                 ["compare", part, base / "run" / "finished", "-o", out / "table.md"],
                 ["watch", part, "--json"],

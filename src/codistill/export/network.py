@@ -121,12 +121,18 @@ def load_network(run: Path, name: str, *, best: bool = False) -> PlainNetwork:
 
 
 def _from_finished(history: History) -> PlainNetwork:
-    refuse_damaged(history.folder.weights(history.name))
-    identity, weights = read_weights(history.folder.weights(history.name))
+    identity, weights = _read_shipped(history)
     done = Position(history.recipe.length.epochs)
     # The weight file is what ships; a checkpoint only adds the trained heads to the proof.
     saved = last_checkpoint(history.folder, history.recipe)
     return _shipped(history, done, identity, weights, saved, history.data_at_hand())
+
+
+def _read_shipped(history: History) -> tuple[Identity, dict[str, Tensor]]:
+    """Read the weight file of a finished run; raises RunError unless it is the one in the result."""
+    file = history.folder.weights(history.name)
+    refuse_damaged(file)
+    return read_weights(file)
 
 
 def _from_interrupted(history: History) -> PlainNetwork:
@@ -154,7 +160,7 @@ def _from_checkpoint(history: History, saved: Saved, checkpoints: Path) -> Plain
 
 def _identity(history: History, data: ImageData | None) -> Identity:
     if history.finished:
-        identity, _ = read_weights(history.folder.weights(history.name))
+        identity, _ = _read_shipped(history)
         return identity
     if data is None:
         where = f" ({history.recipe.data.folder})" if history.recipe.data.folder else ""

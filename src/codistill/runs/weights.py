@@ -87,6 +87,7 @@ def _below(prefix: str, tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
 
 def best_checkpoint(folder: RunFolder) -> Saved:
     """Read the checkpoint with the lowest validation error; raises ValueError if the run kept none."""
+    read_sealed(folder.data, MAX_BYTES)  # damaged, it would look like that of another run
     saved = Store(folder.best, foreign=folder.foreign).newest()
     if saved is None:
         raise ValueError(
