@@ -74,6 +74,7 @@ DEEDS: dict[str, tuple[Callable[[], object], str]] = {
     "calls another host": (lambda: socket.create_connection(("192.0.2.1", 9), timeout=1), "socket.*192.0.2.1"),
     "takes memory": (lambda: len(b"x" * 400 * 2**20), "took 4.. MiB of memory"),
     "does not end": (lambda: [None for _ in iter(int, 1)], "killed by signal 27(.|\n)*guard.py"),
+    "waits": (lambda: time.sleep(3), r"waited for \d+\.\d s"),
     "waits for ever": (lambda: time.sleep(600), "ended(.|\n)*Timeout(.|\n)*guard.py"),
     "crashes": (lambda: os.kill(os.getpid(), signal.SIGSEGV), "killed by signal 11"),
 }
@@ -87,6 +88,7 @@ def try_deed(name: str, desk: Path) -> None:
     Path(f"{MODULE}.py").write_text(MODULE_TEXT)
     sys.path.insert(0, "")
     guard.CPU_S = 1 if name == "does not end" else 60
+    guard.WAITED_S = 1 if name == "waits" else 60
     guard.BLOCKED_S = 2 if name == "waits for ever" else 60
     guard_it(DEEDS[name][0])
 

@@ -12,6 +12,7 @@ import site
 import sys
 import sysconfig
 import tempfile
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,8 +23,10 @@ import codistill
 
 MEMORY_BYTES = 300 * 2**20
 CPU_S = 10
+WAITED_S = 10
+"""The longest time in which its main thread may neither compute nor wait for a core, where the kernel counts that."""
 BLOCKED_S = 120
-"""A process that waits takes no CPU time. Generous, because other processes may have all cores."""
+"""Ends a process that waits and takes no CPU time. Generous, because other processes may have all cores."""
 INSTALLED = tuple(
     {
         os.path.realpath(str(place))
@@ -158,6 +161,15 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
+def waited_s() -> float:
+    """Seconds in which this thread has neither computed nor waited for a core, from an arbitrary beginning."""
+    try:
+        computed_ns, queued_ns, _ = map(int, Path("/proc/thread-self/schedstat").read_text().split())
+    except (OSError, ValueError):
+        return 0.0
+    return time.monotonic() - (computed_ns + queued_ns) / 1e9
+
+
 def guarded(attempt: Callable[[], str | None], writable: Iterable[Path], *, talks: bool = False) -> str | None:
     """Run ``attempt`` in a fork; return its complaint, the guard's, or how the fork ended; None if all is well."""
     with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as stacks:
@@ -186,16 +198,18 @@ def _attempt(attempt: Callable[[], str | None], guard: Guard, answer: int, stack
     signal.setitimer(signal.ITIMER_PROF, CPU_S)
     sys.dont_write_bytecode = True
     tempfile.tempdir = guard.writable[0] if guard.writable else "/nowhere"
-    before = peak_bytes()
+    before, began_s = peak_bytes(), waited_s()
     sys.addaudithook(guard)
     try:
         complaint = attempt()
     except Forbidden:
         complaint = None
-    grown = peak_bytes() - before
+    grown, waited = peak_bytes() - before, waited_s() - began_s
     if guard.seen:
         complaint = "; ".join(guard.seen)
     elif grown > MEMORY_BYTES:
         complaint = complaint or f"took {grown / 2**20:.0f} MiB of memory"
+    elif waited > WAITED_S:
+        complaint = complaint or f"waited for {waited:.1f} s"
     signal.setitimer(signal.ITIMER_PROF, 0)
     os.write(answer, json.dumps(complaint).encode())
