@@ -98,6 +98,7 @@ def test_a_port_in_use_is_said_with_what_to_do(run: Path) -> None:
 
 def test_connections_are_bounded_in_time_and_number(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that send half a request lose their connection, and neither hold threads nor keep others out."""
+    assert server_module.Handler.timeout == server_module.TIMEOUT_S == 10, "what SECURITY.md promises"
     monkeypatch.setattr(server_module.Handler, "timeout", 0.5)
     server, before = serving(run), threading.active_count()
     half_open = []
