@@ -2,16 +2,20 @@
 
 import json
 from pathlib import Path
+from statistics import mean
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
+from codistill.cli.explore import ENOUGH_EPOCHS
 from codistill.data import embedded
 from codistill.recipes import get, loads
 from codistill.studies.costs import Sizes, sizes
 from support import zoo
 from support.cli import Codistill
+
+RESULTS = Path(__file__).parents[2] / "results"
 
 # Parameters and forward FLOPs of the backbone and of both heads, 100 classes, 32×32: counted by hand from the paper's
 # table, and pinned in the networks' own tests.
@@ -107,7 +111,7 @@ def test_text_has_the_whole_recipe_then_costs_then_the_matrix(codistill: Codisti
 
 def test_each_learners_share_and_scale_are_shown(codistill: Codistill) -> None:
     changes = ("transfer.share=0.5", "transfer.initial_share=0.25", "transfer.end=0.5")
-    text = codistill("show", "quickstart", *changes).stdout
+    text = codistill("show", "quickstart", "method=dcm", *changes).stdout
     assert [line.split()[-4:] for line in text.splitlines() if line.startswith("b/")] == [["0.25", "→", "0.5", "4"]] * 3
     assert "weights ramped between 0% and 50% of the training" in text
     seen = shown(codistill, "quickstart", "method=dml")
@@ -141,3 +145,42 @@ def test_drawings(codistill: Codistill) -> None:
     assert codistill("show", "quickstart", "--svg", "graph.svg").stdout == "wrote graph.svg\n"
     assert ElementTree.parse("graph.svg").getroot().tag == "{http://www.w3.org/2000/svg}svg"
     assert codistill("show", "quickstart", "--mermaid").stdout == get("quickstart").graph.to_mermaid() + "\n"
+
+
+NOTE = "published runs of DCM gain nothing in 24 epochs"
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_noted"),
+    [
+        (["method=dcm", "data.wrong_labels=0"], True),
+        (["method=dcm", "data.wrong_labels=0", "length.epochs=100"], False),
+        (["method=dcm"], False),  # half of quickstart's labels are wrong
+        (["method=dml", "data.wrong_labels=0"], False),
+        (["method=complete", "data.wrong_labels=0", "transfer.share=0.5"], False),
+        (["method=mutual", "data.wrong_labels=0"], False),
+        (["method=kd", "data.wrong_labels=0", "weights.lam=3", "start.a=weights.safetensors"], False),
+    ],
+)
+def test_a_note_says_that_a_schedule_is_short_for_the_share(
+    codistill: Codistill, changes: list[str], is_noted: bool
+) -> None:
+    seen = codistill("show", "quickstart", *changes)
+    assert seen.exit_code == 0, seen.stderr
+    assert (NOTE in " ".join(seen.stdout.split())) is is_noted
+
+
+def test_the_notes_figures_are_those_of_published_runs() -> None:
+    def error(pattern: str, method: str) -> float:
+        runs = [json.loads(file.read_text()) for file in RESULTS.glob(f"{pattern}-{method}-seed*.json")]
+        errors = [network["last"]["top1_error"] for run in runs for network in run["networks"].values()]
+        return mean(errors)
+
+    short, longer = (
+        error(pattern, "dcm") - error(pattern, "independent")
+        for pattern in ("24-epochs/cifar100-wrn-28-4-twins", "cifar100-wrn-16-2-twins")
+    )
+    assert short > 0
+    assert round(longer) == -2
+    (run, *_) = RESULTS.glob("cifar100-wrn-16-2-twins-dcm-seed1-*.json")
+    assert json.loads(run.read_text())["recipe"]["length"]["epochs"] == ENOUGH_EPOCHS

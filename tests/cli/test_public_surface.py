@@ -14,7 +14,7 @@ assert not {"torch", "numpy", "pydantic"} & sys.modules.keys()
 from codistill import Outline, Recipe, Transfer, TransferGraph, methods, recipes
 from codistill import build_report, count_costs, read_overview
 assert not {"torch", "numpy"} & sys.modules.keys()
-assert codistill.recipes is recipes and recipes.get("quickstart").method == "dcm"
+assert codistill.recipes is recipes and recipes.get("quickstart").method == "mutual"
 assert codistill.__version__
 print("fine")
 """

@@ -157,7 +157,7 @@ BAD = {
     ),
     "unknown method": (WHOLE + "method: dmc\n", "line 14: method: unknown method 'dmc'; did you mean"),
     "unknown setting": (
-        WHOLE + "weights: {gama: 1}\n",
+        WHOLE + "method: dcm\nweights: {gama: 1}\n",
         "weights.gama: unknown setting of dcm 'gama'; did you mean 'gamma'?",
     ),
     "setting that is no weight": (
@@ -170,7 +170,7 @@ BAD = {
         "unknown edge 'a/final->b/fnal'; did you mean 'a/final->b/final'",
     ),
     "unknown exit": (WHOLE + "heads: {exits: [stage7]}\n", "line 14: heads.exits: unknown exit"),
-    "too few networks": (altered("  b: mobilenet\n", ""), "method: dcm needs"),
+    "too few networks": (altered("  b: mobilenet\n", ""), "method: mutual needs"),
     "network not in the cohort": (
         altered("  kind: sgd\n", "  kind: sgd\n  lr_of: {c: 1}\n"),
         "lr_of.c: unknown network 'c'",

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from codistill import recipes
 from codistill.recipes import errors
 
-BASE = recipes.get("quickstart")
+BASE = recipes.get("quickstart", ["method=dcm"])
 PHOTOS = ["data.name=folder", "data.folder=photos"]
 
 

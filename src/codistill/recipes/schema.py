@@ -47,7 +47,7 @@ class Recipe(Settings):
     networks: Annotated[dict[MemberName, KnownNetwork], Field(min_length=1, max_length=MAX_NETWORKS)] = Field(
         description="what learns together, as in {a: wrn-28-4, b: timm:resnet18}"
     )
-    method: KnownMethod = Field("dcm", description="who teaches whom; `codistill list methods`")
+    method: KnownMethod = Field("mutual", description="who teaches whom; `codistill list methods`; the paper's is dcm")
     weights: dict[str, NotNegative] = Field({}, description="the method's own settings: lam, alpha, beta, gamma, …")
     edges: dict[str, NotNegative] = Field({}, description="single edges reweighted, as in 'a/final->b/stage2': 0.5")
     temperature: Positive = Field(1.0, description="softens both sides of every edge; labels stay at 1")

@@ -1,7 +1,7 @@
 """Studies of trainings as one has them: short ones, few images, one's own images, wrong labels.
 
 Each has one primary contrast, `mutual` against independent training, and the same augmentation, schedule and length in
-all rows but the two that name theirs. What `mutual` is was chosen on other seeds than theirs (``share-scale``).
+all rows but the two that name theirs. What `mutual` is was decided before any of their runs; ``share-scale`` varies it.
 """
 
 from codistill import recipes

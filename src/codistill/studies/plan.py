@@ -135,7 +135,7 @@ def _digest(recipe: Recipe) -> str:
     when a later version adds or renames a key.
     """
     values = recipe.model_dump(mode="json", exclude_defaults=True, exclude={"name", "method", "checkpoints"})
-    if recipe.method != "dcm":
+    if recipe.method != "dcm":  # the first version's default
         values["method"] = recipe.method
     for section in ("optimizer", "schedule"):
         values[section]["kind"] = getattr(recipe, section).kind  # a default of its class, but it tells classes apart
