@@ -334,11 +334,8 @@ class TransferGraph:
     def to_mermaid(self) -> str:
         return drawing.to_mermaid(self)
 
-    def __str__(self) -> str:
-        return self.matrix()
-
-    def _repr_html_(self) -> str:
-        return self.to_svg()
+    __str__ = matrix
+    _repr_html_ = to_svg
 
 
 def _check_exits(network: str, exits: Mapping[str, int]) -> None:
