@@ -13,7 +13,7 @@ from codistill.data.randaugment import OPERATIONS
 from codistill.recipes.sections import Augment
 
 PLAIN = Augment(pad=0, flip=False)
-EVERYTHING = Augment(randaugment=9, cutmix=1.0)
+EVERYTHING = Augment(randaugment=9, cutout=4, cutmix=1.0)
 PIXELS = torch.randint(0, 256, (70, 3, 12, 9), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
 LABELS = torch.arange(70) % 7
 MEAN, STD = torch.tensor([0.5, 0.4, 0.3]), torch.tensor([0.2, 0.25, 0.3])
@@ -47,7 +47,7 @@ def flat(planned: EpochPlan) -> dict[str, Tensor]:
 
 def test_a_plan_depends_on_seed_and_epoch_alone() -> None:
     later = flat(plan(EVERYTHING, epoch=7))
-    assert len(later) == 8
+    assert len(later) == 9
     for epoch in (0, 3):
         plan(EVERYTHING, epoch=epoch)
     torch.manual_seed(99)
@@ -72,6 +72,7 @@ def test_an_images_draws_do_not_depend_on_the_batches_nor_on_other_settings() ->
         "flips": flat(plan(Augment(pad=0)))["flips"],
         "indices": flat(plan(PLAIN))["indices"],
         "operations": flat(plan(Augment(randaugment=9)))["operations"],
+        "holes": flat(plan(Augment(cutout=4)))["holes"],
     }
     for field, drawn in alone.items():
         assert torch.equal(one[field], other[field])
@@ -191,6 +192,19 @@ def test_normalise_equals_numpy() -> None:
     np.testing.assert_allclose(normalise(PIXELS, MEAN, STD).numpy(), truth, atol=2e-6)
     np.testing.assert_allclose(normalise(PIXELS.float() / 255, MEAN, STD).numpy(), truth, atol=2e-6)
     assert normalise(PIXELS, MEAN, STD).dtype == torch.float32
+
+
+@pytest.mark.parametrize("side", [1, 4, 5, 9])
+def test_cutout_equals_a_plain_loop(side: int) -> None:
+    settings = Augment(pad=0, flip=False, cutout=side)
+    draws = whole_batch(settings)
+    assert draws.holes is not None
+    truth = normalise(batch_of(draws), MEAN, STD).numpy()
+    for image, (row, column) in zip(truth, draws.holes.tolist(), strict=True):
+        top, left = row - side // 2, column - side // 2
+        image[:, max(top, 0) : top + side, max(left, 0) : left + side] = 0
+    np.testing.assert_array_equal(augment(batch_of(draws), draws, settings, MEAN, STD).numpy(), truth)
+    assert [len(axis.unique()) for axis in draws.holes.T] == [12, 9], "centres are anywhere in the image"
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

@@ -66,6 +66,20 @@ def take_a_step(training: Training, step: CapturedStep | None = None) -> None:
     step(trainer.draw_epoch(training, 0).step(0), schedule.context(Position()))
 
 
+def test_images_of_half_the_side_have_a_graph_of_their_own(training: Training) -> None:
+    seen: list[tuple[int, ...]] = []
+    training.cohort.members["a"].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[2:]))
+    step = CapturedStep(training, "captured")
+    recipe = training.recipe.replace(augment={"half_until": 0.5}, length={"epochs": 2})
+    schedule = TrainingSchedule.of(recipe, len(training.data.splits["train"]))
+    for epoch, half_size in ((0, True), (1, False)):
+        seen.clear()
+        step(trainer.draw_epoch(training, epoch).step(0), schedule.context(Position(epoch)))
+        side = training.data.splits["train"].pixels.shape[-1] // (2 if half_size else 1)
+        assert set(seen) == {(side, side)}
+    assert [half_size for _, half_size in step.graphs] == [True, False]
+
+
 @pytest.mark.parametrize("is_long", [False, True])
 def test_algorithms_are_tried_in_long_trainings_only(
     is_long: bool, training: Training, monkeypatch: pytest.MonkeyPatch

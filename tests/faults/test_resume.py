@@ -112,7 +112,7 @@ def test_adamw_with_mixup_and_accumulation_resumes_too(tmp_path: Path) -> None:
     recipe = tiniest_recipe(
         optimizer=AdamW(lr=0.003, weight_decay=0.05).model_dump(),
         schedule=Cosine(warmup=0.2).model_dump(),
-        augment=Augment(pad=2, mixup=0.4, randaugment=5).model_dump(),
+        augment=Augment(pad=2, mixup=0.4, randaugment=5, cutout=3, half_until=0.5).model_dump(),
         accumulate=2,
     )
     whole, halves = tmp_path / "whole", tmp_path / "halves"

@@ -4,7 +4,9 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+import torch
 
 from codistill import recipes
 from codistill.recipes import paper
@@ -81,6 +83,7 @@ VARIANTS = {
 # As the authors' scripts train: what that changes is in tests/docs/test_differences.py.
 AUTHORS = {f"cifar100/{pair}-authors" for pair in ("wrn-28-10-twins", "wrn-28-4-twins", "wrn-28-10-mobilenet")}
 
+FAST = "cifar100/wrn-28-10-fast"
 ENTRIES = {entry.name: entry for entry in recipes.describe()}
 
 
@@ -90,8 +93,8 @@ def test_the_catalogue_does_not_shrink() -> None:
     in_table_2 = 3 + 1  # what is added is commented out in the paper's source
     ablations = 6 + 6 + 6 + (4 + 2) + 3  # Tables 3 to 7
     kd = 1
-    names = {"quickstart", "imagenet/mobilenetv2-twins", *PAPER, *VARIANTS, *AUTHORS}
-    assert len(names) == 1 + in_table_1 + added_twins + len(AUTHORS) + in_table_2 + ablations + kd
+    names = {"quickstart", FAST, "imagenet/mobilenetv2-twins", *PAPER, *VARIANTS, *AUTHORS}
+    assert len(names) == 2 + in_table_1 + added_twins + len(AUTHORS) + in_table_2 + ablations + kd
     assert names <= set(recipes.NAMES)
     assert list(recipes.NAMES) == list(ENTRIES)
     assert all(re.fullmatch(r"[a-z0-9/.-]+", name) for name in recipes.NAMES), "a name must need no quotes in a shell"
@@ -135,7 +138,7 @@ def _has_only_the_papers_extras(recipe: Recipe) -> None:
     assert (recipe.batchnorm_init, recipe.schedule.warmup) == ("ones", 0.0)
 
 
-@pytest.mark.parametrize("name", [name for name in recipes.NAMES if name != "quickstart"])
+@pytest.mark.parametrize("name", [name for name in recipes.NAMES if name not in ("quickstart", FAST)])
 def test_a_variant_differs_in_what_its_table_varies(name: str) -> None:
     recipe = ENTRIES[name].recipe
     standard = {"method": "dcm", "exits": None, "kind": "paper", "wrong_labels": 0.0}
@@ -153,7 +156,7 @@ def test_a_variant_differs_in_what_its_table_varies(name: str) -> None:
 @pytest.mark.parametrize("name", recipes.NAMES)
 def test_an_entry_says_what_to_expect_and_its_name_can_be_typed(name: str) -> None:
     summary = ENTRIES[name].summary
-    assert name == "quickstart" or re.search(r"\d\d?\.\d\d", summary), "an entry has the paper's number"
+    assert name in ("quickstart", FAST) or re.search(r"\d\d?\.\d\d", summary), "an entry has the paper's number"
     needed = {"imagenet": ["data.folder=photos"], "kd": ["start.teacher=a.safetensors"]}
     assert recipes.resolve(name, ["seed=7", *needed.get(name.partition("/")[0], [])]).seed == 7
 
@@ -196,6 +199,21 @@ def test_kd_cannot_be_had_without_a_teacher() -> None:
     recipe = recipes.get("kd/wrn-28-10-resnet-110", ["start.teacher=a.safetensors"])
     assert recipe.start == {"teacher": "a.safetensors"}
     assert recipe.graph.frozen == ("teacher",)
+
+
+def test_schedules_that_end_at_zero() -> None:
+    """A linear one beside torch's own, a cosine beside numpy's."""
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    rise = torch.optim.lr_scheduler.LinearLR(optimizer, 1e-9, 1.0, 20)
+    fall = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, 80)
+    theirs = torch.optim.lr_scheduler.SequentialLR(optimizer, [rise, fall], [20])
+    linear = recipes.get("quickstart", ["schedule={kind: linear, warmup: 0.2}"])
+    cosine = recipes.get("quickstart", ["schedule={kind: cosine}"])
+    for step in range(101):
+        assert learning_rate(linear, step / 100) == pytest.approx(theirs.get_last_lr()[0], abs=1e-6)
+        assert learning_rate(cosine, step / 100) == pytest.approx((1 + np.cos(np.pi * step / 100)) / 2)
+        optimizer.step()
+        theirs.step()
 
 
 def test_a_shorter_length_scales_the_recipe() -> None:

@@ -14,7 +14,7 @@ from codistill.recipes.sections import Augment
 
 
 def augment(pixels_BCHW: Tensor, draws: Draws, settings: Augment, mean_C: Tensor, std_C: Tensor) -> Tensor:
-    """Pad, crop (or resize a region), flip and RandAugment raw pixels, normalise them, then mix them: float images.
+    """Pad, crop (or resize a region), flip and RandAugment raw pixels, normalise, cut out, mix: float images.
 
     Padding comes before normalising, so that zero is black, as when PIL images are padded. ``mean_C`` and ``std_C`` are
     tensors on the pixels' device: Python floats would be copied there at every step.
@@ -26,7 +26,7 @@ def augment(pixels_BCHW: Tensor, draws: Draws, settings: Augment, mean_C: Tensor
         pixels = crop_and_flip(pixels, draws.crops, draws.flips, settings)
     if draws.operations is not None and draws.strengths is not None and len(pixels):  # a share may have no images
         pixels = randaugment(pixels, draws.operations, draws.strengths)
-    return mix(normalise(pixels, mean_C, std_C), draws)
+    return mix(cut_out(normalise(pixels, mean_C, std_C), draws, settings), draws)
 
 
 def normalise(pixels_BCHW: Tensor, mean_C: Tensor, std_C: Tensor) -> Tensor:
@@ -92,6 +92,21 @@ def _resampling(start_B: Tensor, length_B: Tensor, size: int, wanted: int) -> Te
     is_inside_BS = (centres_S > start_B[:, None]) & (centres_S < (start_B + length_B)[:, None])
     weights_BWS = weights_BWS * is_inside_BS[:, None, :]
     return weights_BWS / weights_BWS.sum(2, keepdim=True)
+
+
+def cut_out(images_BCHW: Tensor, draws: Draws, settings: Augment) -> Tensor:
+    """Return normalised images in which the mean, 0, replaces a square around each hole, clipped at the border."""
+    if draws.holes is None:
+        return images_BCHW
+    first_B2 = draws.holes - settings.cutout // 2
+    height, width = images_BCHW.shape[2:]
+    rows_BH, columns_BW = (
+        (torch.arange(length, device=images_BCHW.device) - first_B2[:, axis, None])
+        for axis, length in enumerate((height, width))
+    )
+    in_rows_BH, in_columns_BW = ((x >= 0) & (x < settings.cutout) for x in (rows_BH, columns_BW))
+    is_hole_BHW = in_rows_BH[:, :, None] & in_columns_BW[:, None, :]
+    return images_BCHW.masked_fill(is_hole_BHW[:, None], 0.0)
 
 
 def mix(images_BCHW: Tensor, draws: Draws) -> Tensor:

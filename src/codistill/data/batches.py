@@ -33,6 +33,7 @@ class Draws(NamedTuple):
     flips: Tensor | None = None  # [B] bool
     operations: Tensor | None = None  # [B, 2] int64: indices into randaugment.OPERATIONS, applied in this order
     strengths: Tensor | None = None  # [B, 2] float32 from -1 to 1: their magnitudes with their signs
+    holes: Tensor | None = None  # [B, 2] int64: row and column of the centre of what cutout removes
     partners: Tensor | None = None  # [B] int64: which image of the batch each is mixed with
     own_share: Tensor | None = None  # [] float32: mixup's λ, the weight of an image and its label in the mixture
     boxes: Tensor | None = None  # [4] int64, CutMix only: top, bottom, left, right of the partner's part
@@ -140,6 +141,9 @@ def plan_epoch(
         draws = draws._replace(flips=torch.rand(num_images, generator=address.generator("flip")) < 0.5)
     if settings.randaugment:
         draws = draws._replace(**_operations(num_images, settings.randaugment / STRONGEST, address))
+    if settings.cutout:
+        places = torch.rand(num_images, 2, generator=address.generator("cutout"))
+        draws = draws._replace(holes=(places * torch.tensor(cropped_size)).long())
     if settings.mixup or settings.cutmix:
         draws = draws._replace(**_mixing(num_images, batch_size, settings, cropped_size, address))
     return EpochPlan(draws, batch_size, order)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from codistill.data.augmentation import augment, centre_crop, mix_labels, normalise
+from codistill.data.augmentation import augment, centre_crop, cut_out, mix_labels, normalise
 from codistill.data.batches import Draws, EpochPlan
 from codistill.data.images import ImageData, ImageSet
 from codistill.recipes.sections import Augment
@@ -50,10 +50,11 @@ class OnDevice:
 
         settings = self.augmentation
         height, width = pixels.shape[-2:]
-        return crop_flip_normalise(
+        images = crop_flip_normalise(
             pixels, self.mean, self.std, draws.crops, draws.flips,
             size=settings.crop_size((height, width)), pad=settings.pad, reflects=settings.padding == "reflect",
         )  # fmt: skip
+        return cut_out(images, draws, settings)
 
     def plain(self, pixels: Tensor) -> Tensor:
         """Normalised images for evaluation: the centre crop, not augmented."""

@@ -31,6 +31,8 @@ class StepContext:
     begins_update: bool = True
     updates: bool = True
     """Whether the step ends with an update; the last of each ``accumulate`` batches does, and the last of an epoch."""
+    half_size: bool = False
+    """Whether the images have half their side."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +45,12 @@ class TrainingSchedule:
     batch_size: int
     accumulate: int
     seed: int
+    half_until: float = 0.0
 
     @classmethod
     def of(cls, recipe: Recipe, images: int) -> "TrainingSchedule":
-        return cls(recipe.length.epochs, images, recipe.batch_size, recipe.accumulate, recipe.seed)
+        half_until = recipe.augment.half_until
+        return cls(recipe.length.epochs, images, recipe.batch_size, recipe.accumulate, recipe.seed, half_until)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -84,4 +88,5 @@ class TrainingSchedule:
             share_of_update=images / self._images_in(first_of_update, last_of_update),
             begins_update=position.step == first_of_update,
             updates=position.step == last_of_update,
+            half_size=position.epoch < self.half_until * self.epochs,
         )

@@ -220,9 +220,12 @@ def cohort_of(
         init=recipe.init,
         batchnorm_init=recipe.batchnorm_init,
     )
-    if image_size is not None and min(image_size) < LARGE_ENOUGH:
-        for name, network in networks.items():
-            _refuse_too_small(cohort.members[name], f"networks.{name}={network}", (in_channels, *image_size))
+    if image_size is not None:
+        height, width = image_size
+        smallest = (height // 2, width // 2) if recipe.augment.half_until else image_size
+        if recipe.augment.half_until or min(image_size) < LARGE_ENOUGH:
+            for name, network in networks.items():
+                _refuse_too_small(cohort.members[name], f"networks.{name}={network}", (in_channels, *smallest))
     return cohort
 
 
@@ -232,11 +235,11 @@ def _refuse_too_small(member: Member, label: str, shape: tuple[int, int, int]) -
     member.eval()
     try:
         member(torch.zeros(1, *shape))
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:
         _, height, width = shape
         reason = str(error).splitlines()[0]
         raise ValueError(
             f"{label} cannot take images of {height}×{width} pixels ({reason}); take larger ones with data.image_size "
-            "and augment.crop, or another network"
+            "and augment.crop, without augment.half_until, or another network"
         ) from error
     member.train()

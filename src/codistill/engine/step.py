@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.profiler import record_function
 
@@ -36,6 +37,8 @@ def step(training: Training, executor: "Executor", batch: Draws, at: StepContext
     peers, health = training.peers, training.health
     with record_function("augment"):
         images, labels = executor.program.augment(batch)
+        if at.half_size:
+            images = F.avg_pool2d(images, 2)
     if at.begins_update:
         health.begin_update()
     with record_function("forward"), training.machine.autocast():

@@ -15,7 +15,7 @@ from typing import Any
 
 from codistill.recipes import paper
 from codistill.recipes.schema import Recipe
-from codistill.recipes.sections import Augment, Cosine, Data, Evaluation, Heads, Length, Processes, Sgd, Steps
+from codistill.recipes.sections import Augment, Cosine, Data, Evaluation, Heads, Length, Linear, Processes, Sgd, Steps
 
 # A placeholder for a file that only the user can name; a recipe that still has it is incomplete.
 TO_BE_GIVEN = "FILE"
@@ -90,6 +90,23 @@ def densenet_twins() -> Recipe:
 
 def wrn_twins(network: str = "wrn-28-10") -> Recipe:
     return wrn_pair(network, network)
+
+
+def wrn_28_10_fast() -> Recipe:
+    """Half of the paper's epochs at a third of its cost: narrow heads, and 16×16 pixels at first.
+
+    Chosen by what shortened trainings elsewhere. No run of it is published, so its error and its time are not known.
+    """
+    return wrn_twins().replace(
+        method="mutual",
+        heads=Heads(kind="narrow"),
+        augment=Augment(cutout=8, half_until=0.2),
+        length=Length(epochs=100),
+        optimizer=Sgd(lr=0.1, weight_decay=5e-4, momentum=0.9, nesterov=True),
+        schedule=Linear(warmup=0.05),
+        label_smoothing=0.1,
+        evaluation=Evaluation(every_epochs=10),
+    )
 
 
 def imagenet_pair(a: str, b: str) -> Recipe:
@@ -170,6 +187,7 @@ _ROWS: dict[str, tuple[str, Callable[[], Recipe]]] = {
     "cifar100/wrn-28-4-twins": ("Two WRN-28-4", lambda: wrn_twins("wrn-28-4")),
     "cifar100/resnet-110-twins": ("Two ResNet-110", lambda: resnet_twins("resnet-110")),
     "cifar100/mobilenet-twins": ("Two MobileNet", lambda: resnet_twins("mobilenet")),
+    "cifar100/wrn-28-10-fast": ("Two WRN-28-10 in half of the epochs, not measured yet", wrn_28_10_fast),
     # As the authors' scripts train them: the first and the last of these are their two pairs.
     "cifar100/wrn-28-10-twins-authors": (f"Two WRN-28-10, {AS_THEIRS}", lambda: as_authors(wrn_twins())),
     "cifar100/wrn-28-4-twins-authors": (f"Two WRN-28-4, {AS_THEIRS}", lambda: as_authors(wrn_twins("wrn-28-4"))),

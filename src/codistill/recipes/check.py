@@ -77,6 +77,13 @@ def _switch_problems(recipe: "Recipe") -> Iterator[Contradiction]:
     if recipe.augment.padding == "reflect" and recipe.augment.pad >= side:
         message = f"padding=reflect cannot pad images of {side} pixels by {recipe.augment.pad}"
         yield Contradiction(("augment", "pad"), message, frozenset({"data", "augment"}))
+    seen = crop or side
+    if recipe.augment.half_until and seen % 2:
+        message = f"halves the side of images, and theirs is {seen}; take an even one with data.image_size"
+        yield Contradiction(("augment", "half_until"), message, frozenset({"data", "augment"}))
+    if recipe.augment.cutout > seen:
+        message = f"{recipe.augment.cutout} is more than the {seen} pixels of an image's side; lower it"
+        yield Contradiction(("augment", "cutout"), message, frozenset({"data", "augment"}))
     for key in ("init", "batchnorm_init"):
         others = [one for one in recipe.networks.values() if parse(one).family.paper not in IN_AUTHORS_CODE]
         if getattr(recipe, key) == "authors" and others:

@@ -20,6 +20,7 @@ from codistill.recipes.sections import (
     Evaluation,
     Heads,
     Length,
+    Linear,
     Processes,
     Runtime,
     Sgd,
@@ -70,7 +71,7 @@ class Recipe(Settings):
     batch_size: Count = Field(description="images per batch")
     accumulate: Count = Field(1, description="batches whose images are averaged in each update")
     optimizer: Annotated[Sgd | AdamW, Field(discriminator="kind")]
-    schedule: Annotated[Steps | Cosine | Constant, Field(discriminator="kind")]
+    schedule: Annotated[Steps | Cosine | Linear | Constant, Field(discriminator="kind")]
     label_smoothing: Fraction = Field(0.0, description="share of the label spread over all classes")
     ema: Fraction = Field(0.0, description="decay of the weights' moving average, which then ships; 0: off")
     on_nonfinite: Literal["skip", "rollback", "freeze", "stop"] = Field(
@@ -137,5 +138,7 @@ def learning_rate(recipe: Recipe, progress: float) -> float:
             return float(factor ** sum(progress >= milestone for milestone in milestones))
         case Cosine(warmup=warmup):
             return 0.5 * (1 + math.cos(math.pi * (progress - warmup) / (1 - warmup)))
+        case Linear(warmup=warmup):
+            return (1 - progress) / (1 - warmup)
         case Constant():
             return 1.0

@@ -94,6 +94,12 @@ class Augment(Settings):
     mixup: NotNegative = Field(0.0, description="alpha of the Beta distribution; 0: off")
     cutmix: NotNegative = Field(0.0, description="alpha of the Beta distribution; 0: off")
     randaugment: Annotated[int, Field(ge=0, le=30)] = Field(0, description="magnitude of two random operations; 0: off")
+    cutout: Annotated[int, Field(ge=0)] = Field(
+        0, description="side of a square that the images' mean replaces, at a random place; 0: off"
+    )
+    half_until: Fraction = Field(
+        0.0, description="share of the training in which images have half their side, to save time at first; 0: none"
+    )
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
@@ -110,7 +116,7 @@ class Augment(Settings):
 
     @property
     def is_plain(self) -> bool:
-        """Whether images are only cropped and flipped."""
+        """Whether pixels are only cropped and flipped, before they are normalised."""
         return not (self.mixup or self.cutmix or self.randaugment or self.random_resized_crop)
 
     def crop_size(self, image_size: tuple[int, int]) -> tuple[int, int]:
@@ -193,6 +199,10 @@ class Steps(Schedule):
 
 class Cosine(Schedule):
     kind: Literal["cosine"] = Field("cosine", description="half a cosine, down to 0")
+
+
+class Linear(Schedule):
+    kind: Literal["linear"] = Field("linear", description="a straight line, down to 0")
 
 
 class Constant(Schedule):

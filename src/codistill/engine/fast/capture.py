@@ -56,7 +56,7 @@ class Variant:
 
 
 class CapturedStep:
-    """Captures one graph per batch size: the recipe's, autotuned, and that of an epoch's short last batch.
+    """Captures one graph per batch size (the recipe's, autotuned, and an epoch's short last one) and image size.
 
     Dropout is seeded per step, not per network as in the plain step: a captured graph has one source of random numbers.
     """
@@ -65,18 +65,19 @@ class CapturedStep:
         self.training, self.path = training, path
         self.shadow = ShadowWeights(training.cohort) if training.machine.precision == "bf16" else None
         self.programs = Programs(training, self.shadow.cohort if self.shadow else training.cohort)
-        self.graphs: dict[int, Graph] = {}
+        self.graphs: dict[tuple[int, bool], Graph] = {}
         self.streams = Streams()
         self.is_warm = False
         self.pool = torch.cuda.graph_pool_handle()
         """The memory pool of all kept graphs: nothing of a step outlives it, and they never run at once."""
 
     def __call__(self, batch: Draws, at: StepContext) -> None:
-        size = len(batch.indices)
-        if size not in self.graphs:
+        size, half_size = len(batch.indices), at.half_size
+        if (size, half_size) not in self.graphs:
             is_full = size == self.programs.full_size
-            self.graphs[size] = self.capture_tuned(batch, at) if is_full else self.capture_untuned(batch, at)
-        graph = self.graphs[size]
+            captured = self.capture_tuned(batch, at) if is_full else self.capture_untuned(batch, at)
+            self.graphs[size, half_size] = captured
+        graph = self.graphs[size, half_size]
         graph.batch.copy_(batch)
         if self.shadow:
             self.shadow.refresh_if_changed()
@@ -135,7 +136,7 @@ class CapturedStep:
 
     def has_winograd(self, batch: Draws) -> bool:
         """Whether the captured graph for such a batch uses Winograd convolutions."""
-        graph = self.graphs.get(len(batch.indices))
+        graph = self.graphs.get((len(batch.indices), False))
         return graph is not None and graph.executor.variant.winograd
 
     def executor(self, batch: Draws, variant: Variant) -> "OverlappedExecutor":
