@@ -1,0 +1,143 @@
+"""What a study's runs say in one sentence: who is ahead, by how much, whether that is decided, and at what cost."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from codistill.runs.result import Result
+from codistill.studies.analysis import StudyTables
+from codistill.studies.costs import training_flops
+from codistill.studies.differences import CONCLUSIVE_SCALE, INCONCLUSIVE, NOTHING_SHARED, Comparison
+from codistill.studies.statistics import ALPHA, Interval, mean, summarise
+from codistill.studies.study import StudyRow
+from codistill.studies.tables import format_cell
+
+DECIDED = ("lower error", "higher error")
+
+
+def conclude(made: StudyTables, unfinished: int = 0, *, count_flops: bool = True) -> str:
+    """Return the sentence about the finished runs; counting FLOPs imports torch."""
+    finished = sum(map(len, made.results.values()))
+    if not finished:
+        return f"No run is finished: nothing can be said of {unfinished} unfinished runs yet."
+    sentence = _compared(made, count_flops) if len(made.study.rows) > 1 else _alone(made)
+    are = "run is" if unfinished == 1 else "runs are"
+    return f"{unfinished} of {finished + unfinished} {are} not finished; so far: {sentence}" if unfinished else sentence
+
+
+def latest_errors(curves: Mapping[str, Mapping[int, float]]) -> str:
+    """Return the last error of every network, and where its lowest was; ``curves`` are errors by network and epoch."""
+
+    def words(name: str, curve: Mapping[int, float]) -> str:
+        last, best = max(curve), min(curve, key=lambda epoch: (curve[epoch], epoch))
+        where = "its lowest" if curve[best] == curve[last] else f"lowest: {curve[best]:.2f} % after epoch {best}"
+        return f"{name} {curve[last]:.2f} % ({where})"
+
+    return ", ".join(words(name, curve) for name, curve in curves.items() if curve)
+
+
+def _alone(made: StudyTables) -> str:
+    """Return the errors of the only row."""
+    (row,) = made.study.rows
+    runs = list(made.results[row.key].values())
+    networks = row.recipe.graph.learning_networks
+    if len(runs) == 1:
+        curves = {name: {epoch: by[name] for epoch, by in runs[0].curve.items()} for name in networks}
+        return f"Test error after {runs[0].recipe.length.epochs} epochs, with one seed: {latest_errors(curves)}."
+    errors = (f"{name} {summarise(run.errors[name]['top1_error'] for run in runs)} %" for name in networks)
+    return f"Test error of {row.label} at the last epoch, mean(std) over {len(runs)} seeds: {', '.join(errors)}."
+
+
+def _compared(made: StudyTables, count_flops: bool) -> str:
+    whole = [one for one in made.compared if one.is_whole]
+    asked = [one for one in whole if one.is_primary] or whole
+    formed = [one for one in asked if one.difference]
+    if not formed:
+        return f"Nothing is compared: {_why_not(asked)}."
+    one = formed[0]
+    best = min((row for row in made.study.rows if made.results[row.key]), key=lambda row: _error(made, row))
+    has_one_group = len(made.study.groups) == 1
+    if len(formed) == 1:
+        begin = ""
+    elif one.is_primary or not has_one_group:
+        one = max(formed, key=lambda one: abs(one.difference.mean) if one.difference else 0.0)
+        begin = f"{_decided(formed)}; the largest: "
+    else:  # the row with the lowest error, and the one that is closest to it
+        own = [one for one in formed if best in one.rows] or formed
+        one = min(own, key=lambda one: abs(one.difference.mean) if one.difference else 0.0)
+        begin = f"{best.label} has the lowest error of {len(made.study.rows)} rows; "
+    first, second = _in_order(one)
+    where = "" if has_one_group else f" ({first.group})"
+    cost = "".join(f"; {words}" for words in _costs(made, first, second, count_flops))
+    also = ""
+    if has_one_group and best not in one.rows:
+        also = f" {best.label} has the lowest mean error of the {len(made.study.rows)} rows, {_error(made, best):.2f} %."
+    return f"{begin}{_verdict(one, first.label, second.label)}{where}{cost}.{also}"
+
+
+def _why_not(asked: Sequence[Comparison]) -> str:
+    if not asked:
+        return "no two rows were tested on the same images"
+    if all(one.verdict == NOTHING_SHARED for one in asked):
+        return "the rows train no network of the same name"
+    return "no two rows have finished runs of the same seed"
+
+
+def _decided(compared: Sequence[Comparison]) -> str:
+    count = sum(one.verdict in DECIDED for one in compared)
+    return f"{count} of {len(compared)} {'primary ' if compared[0].is_primary else ''}differences are decided"
+
+
+def _in_order(one: Comparison) -> tuple[StudyRow, StudyRow]:
+    """Return the row with the lower error, then the other."""
+    first, second = one.rows
+    return (first, second) if one.difference and one.difference.mean <= 0 else (second, first)
+
+
+def _verdict(one: Comparison, first: str, second: str) -> str:
+    """Return by how much the first is ahead, whether that is decided, and by which rule."""
+    found = one.difference
+    assert found is not None
+    points, interval = format_cell(abs(found.mean)), found.interval
+    gap = f"{first}'s test error is {points} points lower than {second}'s" if found.mean else f"{first} and {second} tie"
+    if interval is None:
+        return f"no verdict from one seed: {gap} (n = 1)"
+    if found.mean <= 0:
+        interval = Interval(-interval.high, -interval.low)
+    facts = f"95 % interval {interval}, n = {found.n}"
+    if one.verdict in DECIDED:
+        return f"{first} is ahead of {second} by {points} points ({facts}): decided, p = {format_cell(one.p)} < {ALPHA}"
+    if one.verdict == INCONCLUSIVE:
+        return f"no verdict, since a run has less than {CONCLUSIVE_SCALE} of its full length: {gap} ({facts})"
+    why = "the interval contains 0"
+    if interval.low > 0:
+        why = f"p = {format_cell(one.p)} after Holm's correction is not below {ALPHA}"
+    return f"not decided: {gap} ({facts}), but {why}"
+
+
+def _costs(made: StudyTables, first: StudyRow, second: StudyRow, count_flops: bool) -> Iterator[str]:
+    """Yield what the first row's training costs in terms of the second's, where that is known."""
+    ours, theirs = (list(made.results[row.key].values()) for row in (first, second))
+    ratios = {}
+    if len({run.device for run in [*ours, *theirs]}) == 1:
+        ratios["time"] = _ratio((run.elapsed_s for run in ours), (run.elapsed_s for run in theirs))
+    if count_flops:
+        ratios["FLOPs"] = _ratio(map(_flops, ours), map(_flops, theirs))
+    known = " and ".join(f"{ratio:.2f} times the {what}" for what, ratio in ratios.items() if ratio)
+    if known:
+        yield f"training {first.label} takes {known} of {second.label}"
+
+
+def _ratio(ours: Iterable[float], theirs: Iterable[float]) -> float | None:
+    first, second = mean(list(ours)), mean(list(theirs))
+    return first / second if first and second else None
+
+
+def _flops(run: Result) -> float:
+    """Return the FLOPs of a training; 0 if they cannot be counted here, as without the library of a network."""
+    try:
+        return training_flops(run.recipe) or 0
+    except ValueError:
+        return 0
+
+
+def _error(made: StudyTables, row: StudyRow) -> float:
+    return mean([run.mean_error(row.recipe.graph.learning_networks) for run in made.results[row.key].values()]) or 0.0
