@@ -12,7 +12,7 @@ from codistill.studies.curves import over_seeds
 
 EPOCH = Axis("epoch")
 ERROR = Axis("test error", "%")
-RANGES = "Lines are means over seeds; whiskers, and the band of a line that you point at, span lowest to highest."
+RANGES = "Means over seeds. Whiskers, and the band of a line that you point at, span the lowest to the highest value."
 FEW_TRANSFERS = 4  # more are grouped by kind
 
 Measure = Callable[[SeenRun, str], Mapping[int, float]]
@@ -172,7 +172,9 @@ def by_kind(entry: Entry, chart: Chart) -> Chart:
     )
     words = "Mean KL divergence of the learners from their sources, unweighted; whiskers span the transfers of a kind."
     title = "Divergence by kind of transfer"
-    return replace(chart, id=chart.id.replace("-edges", "-kinds"), title=title, series=_present(tuple(lines)), words=words)
+    return replace(
+        chart, id=chart.id.replace("-edges", "-kinds"), title=title, series=_present(tuple(lines)), words=words
+    )
 
 
 def _kind(source: int, learner: int) -> str:

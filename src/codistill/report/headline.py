@@ -18,11 +18,12 @@ def headline(seen: Overview, *, count_flops: bool = True) -> str:
 
 
 def caveats(seen: Overview) -> tuple[str, ...]:
-    """Return what was done to the data or the length on purpose, by entry where entries differ."""
-    facts = {entry.name: ", ".join(_facts(entry)) for entry in seen.entries}
-    if len(set(facts.values())) == 1:
-        facts = {"": next(iter(facts.values()))}
-    limits = tuple(f"{name}: {fact}." if name else f"{fact[0].upper()}{fact[1:]}." for name, fact in facts.items() if fact)
+    """Return what was done to the data or the length on purpose, which updates are missing, and which runs."""
+    names: dict[str, list[str]] = {}
+    for entry in seen.entries:
+        names.setdefault(", ".join(_facts(entry)), []).append(entry.name)
+    of = {fact: f" ({'; '.join(rows)})" if len(names) > 1 else "" for fact, rows in names.items()}
+    limits = tuple(f"{fact[0].upper()}{fact[1:]}{of[fact]}." for fact in names if fact)
     skipped = tuple(
         f"{run.name}: {count} updates of {name} were left out, because they were not finite."
         for run in seen.runs

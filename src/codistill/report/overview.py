@@ -154,7 +154,11 @@ def known_study(recipes: Sequence[Recipe]) -> Study | None:
     """
     for any_length, study in product((False, True), _studies()):
         matches = [  # the rows that each recipe can belong to, by its deviations from the row; of several the first
-            {setting: row for row in reversed(study.rows) if (setting := setting_of(row, recipe, any_length=any_length))}
+            {
+                setting: row
+                for row in reversed(study.rows)
+                if (setting := setting_of(row, recipe, any_length=any_length))
+            }
             for recipe in recipes
         ]
         for setting in set.intersection(*(set(match) for match in matches)):

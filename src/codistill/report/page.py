@@ -90,7 +90,12 @@ def live_page(seen: Overview) -> Page:
 
 
 def _page(
-    seen: Overview, agreements: Agreements, answers: tuple[Block, ...], costs: tuple[Block, ...], *, is_live: bool = False
+    seen: Overview,
+    agreements: Agreements,
+    answers: tuple[Block, ...],
+    costs: tuple[Block, ...],
+    *,
+    is_live: bool = False,
 ) -> Page:
     colours = "" if len(seen.entries) == 1 else "One colour per row; dashes distinguish its networks."
     parts = (

@@ -17,10 +17,12 @@ def conclude(made: StudyTables, unfinished: int = 0, *, count_flops: bool = True
     """Return the sentence about the finished runs; counting FLOPs imports torch."""
     finished = sum(map(len, made.results.values()))
     if not finished:
-        return f"No run is finished: nothing can be said of {unfinished} unfinished runs yet."
+        return f"None of {unfinished} runs is finished." if unfinished > 1 else "The run is not finished."
     sentence = _compared(made, count_flops) if len(made.study.rows) > 1 else _alone(made)
-    are = "run is" if unfinished == 1 else "runs are"
-    return f"{unfinished} of {finished + unfinished} {are} not finished; so far: {sentence}" if unfinished else sentence
+    so_far = f"{unfinished} of {finished + unfinished} runs not finished; so far: " if unfinished else ""
+    if so_far or not sentence.startswith(("the ", "nothing ")):  # a row's name stays as it is
+        return so_far + sentence
+    return sentence[0].upper() + sentence[1:]
 
 
 def latest_errors(curves: Mapping[str, Mapping[int, float]]) -> str:
@@ -41,9 +43,9 @@ def _alone(made: StudyTables) -> str:
     networks = row.recipe.graph.learning_networks
     if len(runs) == 1:
         curves = {name: {epoch: by[name] for epoch, by in runs[0].curve.items()} for name in networks}
-        return f"Test error after {runs[0].recipe.length.epochs} epochs, with one seed: {latest_errors(curves)}."
+        return f"the test error after {runs[0].recipe.length.epochs} epochs, with one seed: {latest_errors(curves)}."
     errors = (f"{name} {summarise(run.errors[name]['top1_error'] for run in runs)} %" for name in networks)
-    return f"Test error of {row.label} at the last epoch, mean(std) over {len(runs)} seeds: {', '.join(errors)}."
+    return f"the test error of {row.label} at the last epoch, mean(std) over {len(runs)} seeds: {', '.join(errors)}."
 
 
 def _compared(made: StudyTables, count_flops: bool) -> str:
@@ -51,7 +53,7 @@ def _compared(made: StudyTables, count_flops: bool) -> str:
     asked = [one for one in whole if one.is_primary] or whole
     formed = [one for one in asked if one.difference]
     if not formed:
-        return f"Nothing is compared: {_why_not(asked)}."
+        return f"nothing is compared: {_why_not(asked)}."
     one = formed[0]
     best = min((row for row in made.study.rows if made.results[row.key]), key=lambda row: _error(made, row))
     has_one_group = len(made.study.groups) == 1
@@ -63,13 +65,15 @@ def _compared(made: StudyTables, count_flops: bool) -> str:
     else:  # the row with the lowest error, and the one that is closest to it
         own = [one for one in formed if best in one.rows] or formed
         one = min(own, key=lambda one: abs(one.difference.mean) if one.difference else 0.0)
-        begin = f"{best.label} has the lowest error of {len(made.study.rows)} rows; "
+        begin = f"{best.label} has the lowest error of {len(made.study.rows)} rows: "
     first, second = _in_order(one)
     where = "" if has_one_group else f" ({first.group})"
     cost = "".join(f"; {words}" for words in _costs(made, first, second, count_flops))
     also = ""
     if has_one_group and best not in one.rows:
-        also = f" {best.label} has the lowest mean error of the {len(made.study.rows)} rows, {_error(made, best):.2f} %."
+        also = (
+            f" {best.label} has the lowest mean error of the {len(made.study.rows)} rows, {_error(made, best):.2f} %."
+        )
     return f"{begin}{_verdict(one, first.label, second.label)}{where}{cost}.{also}"
 
 
@@ -96,21 +100,22 @@ def _verdict(one: Comparison, first: str, second: str) -> str:
     """Return by how much the first is ahead, whether that is decided, and by which rule."""
     found = one.difference
     assert found is not None
-    points, interval = format_cell(abs(found.mean)), found.interval
-    gap = f"{first}'s test error is {points} points lower than {second}'s" if found.mean else f"{first} and {second} tie"
-    if interval is None:
-        return f"no verdict from one seed: {gap} (n = 1)"
-    if found.mean <= 0:
-        interval = Interval(-interval.high, -interval.low)
+    points = format_cell(abs(found.mean))
+    gap = f"the test error of {first} is {points} points below that of {second}"
+    if not found.mean:
+        gap = f"the test errors of {first} and {second} are the same"
+    if found.interval is None:
+        return f"{gap}, but one seed allows no verdict (n = 1)"
+    interval = found.interval if found.mean > 0 else Interval(-found.interval.high, -found.interval.low)
     facts = f"95 % interval {interval}, n = {found.n}"
     if one.verdict in DECIDED:
         return f"{first} is ahead of {second} by {points} points ({facts}): decided, p = {format_cell(one.p)} < {ALPHA}"
     if one.verdict == INCONCLUSIVE:
-        return f"no verdict, since a run has less than {CONCLUSIVE_SCALE} of its full length: {gap} ({facts})"
+        return f"{gap} ({facts}), but less than {CONCLUSIVE_SCALE} of the full length allows no verdict"
     why = "the interval contains 0"
     if interval.low > 0:
         why = f"p = {format_cell(one.p)} after Holm's correction is not below {ALPHA}"
-    return f"not decided: {gap} ({facts}), but {why}"
+    return f"{gap} ({facts}), which is not decided: {why if one.p else 'no spread over seeds'}"
 
 
 def _costs(made: StudyTables, first: StudyRow, second: StudyRow, count_flops: bool) -> Iterator[str]:

@@ -88,10 +88,10 @@ class Chart {
     this.draw();
   }
 
-  /** Shows the band of a series, and dims the others. */
-  highlight(name) {
+  /** Shows the band of a series, and dims the others if this is what the pointer is for. */
+  highlight(name, dims = true) {
     for (const node of this.frame.querySelectorAll("[data-series]")) {
-      node.classList.toggle("dim", name !== null && node.dataset.series !== name);
+      node.classList.toggle("dim", dims && name !== null && node.dataset.series !== name);
       node.classList.toggle("lit", this.shown.length === 1 || node.dataset.series === name);
     }
   }
@@ -198,6 +198,7 @@ class Chart {
     on("pointermove", (event) => {
       const [px, py] = place(event);
       this.moveTo(from === null ? this.plot.nearest(px, py) : null);
+      this.highlight(this.plot.pointedAt(this.stop, py), false);
       if (from !== null) this.plot.showSelection(from, px);
     });
     window.addEventListener("pointerup", (event) => {
@@ -207,7 +208,7 @@ class Chart {
       if (end - start > 8) this.zoomTo([this.plot.valueAt(start), this.plot.valueAt(end)]);
       else this.moveTo(null);
     });
-    on("pointerleave", () => from === null && this.moveTo(null));
+    on("pointerleave", () => { if (from === null) this.moveTo(null); this.highlight(null); });
     on("dblclick", () => this.zoomTo(null));
     on("blur", () => this.moveTo(null));
     on("keydown", (event) => this.onKey(event));

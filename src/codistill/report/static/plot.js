@@ -7,6 +7,7 @@ const MARKS = ["M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0", "M-3.6,-3.6h7.2v7.2h-7.2z",
 const FEW_POINTS = 16; // lines with at most this many points have marks
 const LETTER = 8; // pixels, at most
 const WHISKERS = 4; // of a line, evenly spaced; those of several lines stand side by side
+const CLOSE = 14; // pixels between a pointer and the line that it points at
 const MOST_LABELS = 8; // at the ends of lines
 const SETTLED = 0.25; // a chart in focus leaves room for what comes after this part of the epochs, not for the first ones
 
@@ -93,7 +94,7 @@ class Plot {
   /** The names of lines beside their ends, in the order of these, and what a focus cuts off. */
   labels() {
     const cut = this.cut !== undefined && tickWords(Number(this.cut.toPrecision(3)));
-    const words = this.width < NARROW ? `up to ${cut}` : `first epochs: up to ${cut}, cut by “focus”`;
+    const words = this.width < NARROW ? `cut: up to ${cut}` : `first epochs: up to ${cut}, cut by “focus”`;
     const first = cut ? [text(words, this.right, this.top + 11, "end", { class: "cut" })] : [];
     if (!this.hasLabels) return first;
     const ends = this.shown.map((series) => [series, series.x.findLastIndex((x, index) => x <= this.range[1] && series.y[index] !== null)])
@@ -177,10 +178,11 @@ class Plot {
     const far = (place) => (index) => Math.abs(series.x[index] - place);
     const some = Array.from({ length: WHISKERS }, (_, part) => far(from + ((to - from) * (part + 1)) / WHISKERS))
       .map((off) => indices.reduce((best, index) => (off(index) < off(best) ? index : best), indices[0]));
-    const shift = (this.shown.indexOf(series) - this.shown.length + 1) * 5;
+    const [order, count] = [this.shown.indexOf(series), this.shown.length];
     const whiskers = [...new Set(some)].map((index) => {
-      const [[x, low], [, high]] = [this.at(series, index, series.low), this.at(series, index, series.high)];
-      return line(x + shift, low, x + shift, high, `whisker thin ${kind}`);
+      const [[middle, low], [, high]] = [this.at(series, index, series.low), this.at(series, index, series.high)];
+      const x = Math.min(middle + (order - (count - 1) / 2) * 5, this.right - (count - 1 - order) * 5);
+      return line(x, low, x, high, `whisker thin ${kind}`);
     });
     const outline = [...edge(series.high, indices), ...edge(series.low, indices).reverse()].map(fixed).join(" ");
     return [svg("polygon", { class: `band ${kind}`, points: outline }), ...whiskers];
@@ -207,6 +209,13 @@ class Plot {
       return stop.alone ? Math.hypot(x - px, y - py) : Math.abs(this.x(stop.x) - px);
     };
     return this.stops().reduce((best, stop) => (best === null || distance(stop) < distance(best) ? stop : best), null);
+  }
+
+  /** The name of the line at a height, among those of a stop; null if none is close. */
+  pointedAt(stop, py) {
+    const off = ({ series, index }) => Math.abs(this.at(series, index)[1] - py);
+    const [closest] = [...(stop?.items ?? [])].sort((a, b) => off(a) - off(b));
+    return closest && off(closest) < CLOSE ? closest.series.name : null;
   }
 
   /** The value of x under a pixel. */
