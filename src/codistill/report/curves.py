@@ -167,7 +167,9 @@ def by_kind(entry: Entry, chart: Chart) -> Chart:
     for series in chart.series:
         kinds.setdefault(_kind(*map(stages.__getitem__, series.name.split("->"))), []).append(series)
     lines = (
-        line(f"{kind} ({len(those)})", [dict(zip(one.x, one.y, strict=True)) for one in those], colour)
+        line(
+            f"{kind} ({len(those)})", [{int(x): y for x, y in zip(one.x, one.y, strict=True)} for one in those], colour
+        )
         for colour, (kind, those) in enumerate(kinds.items())
     )
     words = "Mean KL divergence of the learners from their sources, unweighted; whiskers span the transfers of a kind."

@@ -186,16 +186,10 @@ def _flat(blocks: tuple[Block, ...]) -> Iterator[Block]:
 def _environment() -> Environment:
     environment = template_environment("codistill.report")
     environment.filters["shown"] = format_cell
-    environment.globals["numeric"] = _number_columns
     environment.globals["lay_out"] = lay_out
     environment.tests["number"] = lambda cell: isinstance(cell, int | float)
     environment.tests["summary"] = lambda cell: hasattr(cell, "mean")
     return environment
-
-
-def _number_columns(table: Table) -> set[int]:
-    """Return the columns with numbers, whose headings are right-aligned; the first column names the row."""
-    return {index for row in table.rows for index, cell in enumerate(row) if index and not isinstance(cell, str | None)}
 
 
 @cache

@@ -1,6 +1,6 @@
 """What a study's runs say in one sentence: who is ahead, by how much, whether that is decided, and at what cost."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from codistill.runs.result import Result
 from codistill.studies.analysis import StudyTables
@@ -51,30 +51,25 @@ def _alone(made: StudyTables) -> str:
 def _compared(made: StudyTables, count_flops: bool) -> str:
     whole = [one for one in made.compared if one.is_whole]
     asked = [one for one in whole if one.is_primary] or whole
-    formed = [one for one in asked if one.difference]
+    formed = sorted((one for one in asked if one.difference), key=lambda one: one.points)
     if not formed:
         return f"nothing is compared: {_why_not(asked)}."
-    one = formed[0]
-    best = min((row for row in made.study.rows if made.results[row.key]), key=lambda row: _error(made, row))
-    has_one_group = len(made.study.groups) == 1
-    if len(formed) == 1:
-        begin = ""
-    elif one.is_primary or not has_one_group:
-        one = max(formed, key=lambda one: abs(one.difference.mean) if one.difference else 0.0)
-        begin = f"{_decided(formed)}; the largest: "
-    else:  # the row with the lowest error, and the one that is closest to it
-        own = [one for one in formed if best in one.rows] or formed
-        one = min(own, key=lambda one: abs(one.difference.mean) if one.difference else 0.0)
-        begin = f"{best.label} has the lowest error of {len(made.study.rows)} rows: "
-    first, second = _in_order(one)
-    where = "" if has_one_group else f" ({first.group})"
-    cost = "".join(f"; {words}" for words in _costs(made, first, second, count_flops))
-    also = ""
-    if has_one_group and best not in one.rows:
-        also = (
-            f" {best.label} has the lowest mean error of the {len(made.study.rows)} rows, {_error(made, best):.2f} %."
-        )
-    return f"{begin}{_verdict(one, first.label, second.label)}{where}{cost}.{also}"
+    rows = made.study.rows
+    best = min((row for row in rows if made.results[row.key]), key=lambda row: _error(made, row))
+    one, begin, where, also = formed[-1], "", "", ""
+    if len(made.study.groups) > 1:
+        where = f" ({one.rows[0].group})"
+    elif len(formed) > 1 and not one.is_primary:  # the row with the lowest error, and the one that is closest to it
+        one = next((one for one in formed if best in one.rows), one)
+        begin = f"{best.label} has the lowest error of {len(rows)} rows: "
+    elif best not in one.rows:
+        also = f" {best.label} has the lowest mean error of the {len(rows)} rows, {_error(made, best):.2f} %."
+    if len(formed) > 1 and not begin:
+        kind = "primary differences" if one.is_primary else "differences"
+        begin = f"{sum(one.verdict in DECIDED for one in formed)} of {len(formed)} {kind} are decided; the largest: "
+    first, second = one.rows if one.difference and one.difference.mean <= 0 else reversed(one.rows)
+    costs = _costs(made, first, second, count_flops)
+    return f"{begin}{_verdict(one, first.label, second.label)}{where}{costs}.{also}"
 
 
 def _why_not(asked: Sequence[Comparison]) -> str:
@@ -83,17 +78,6 @@ def _why_not(asked: Sequence[Comparison]) -> str:
     if all(one.verdict == NOTHING_SHARED for one in asked):
         return "the rows train no network of the same name"
     return "no two rows have finished runs of the same seed"
-
-
-def _decided(compared: Sequence[Comparison]) -> str:
-    count = sum(one.verdict in DECIDED for one in compared)
-    return f"{count} of {len(compared)} {'primary ' if compared[0].is_primary else ''}differences are decided"
-
-
-def _in_order(one: Comparison) -> tuple[StudyRow, StudyRow]:
-    """Return the row with the lower error, then the other."""
-    first, second = one.rows
-    return (first, second) if one.difference and one.difference.mean <= 0 else (second, first)
 
 
 def _verdict(one: Comparison, first: str, second: str) -> str:
@@ -118,22 +102,18 @@ def _verdict(one: Comparison, first: str, second: str) -> str:
     return f"{gap} ({facts}), which is not decided: {why if one.p else 'no spread over seeds'}"
 
 
-def _costs(made: StudyTables, first: StudyRow, second: StudyRow, count_flops: bool) -> Iterator[str]:
-    """Yield what the first row's training costs in terms of the second's, where that is known."""
-    ours, theirs = (list(made.results[row.key].values()) for row in (first, second))
-    ratios = {}
-    if len({run.device for run in [*ours, *theirs]}) == 1:
-        ratios["time"] = _ratio((run.elapsed_s for run in ours), (run.elapsed_s for run in theirs))
-    if count_flops:
-        ratios["FLOPs"] = _ratio(map(_flops, ours), map(_flops, theirs))
-    known = " and ".join(f"{ratio:.2f} times the {what}" for what, ratio in ratios.items() if ratio)
-    if known:
-        yield f"training {first.label} takes {known} of {second.label}"
-
-
-def _ratio(ours: Iterable[float], theirs: Iterable[float]) -> float | None:
-    first, second = mean(list(ours)), mean(list(theirs))
-    return first / second if first and second else None
+def _costs(made: StudyTables, first: StudyRow, second: StudyRow, count_flops: bool) -> str:
+    """Return what the first row's training costs in terms of the second's, where that is known."""
+    pair = [list(made.results[row.key].values()) for row in (first, second)]
+    known = []
+    costs: dict[str, Callable[[Result], float]] = {"FLOPs": _flops} if count_flops else {}
+    if len({run.device for runs in pair for run in runs}) == 1:
+        costs = {"time": lambda run: run.elapsed_s, **costs}
+    for what, cost in costs.items():
+        ours, theirs = (mean([cost(run) for run in runs]) for runs in pair)
+        if ours and theirs:
+            known.append(f"{ours / theirs:.2f} times the {what}")
+    return f"; training {first.label} takes {' and '.join(known)} of {second.label}" if known else ""
 
 
 def _flops(run: Result) -> float:

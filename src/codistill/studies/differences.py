@@ -40,6 +40,11 @@ class Comparison:
     """Corrected by Holm's method."""
     verdict: str = ""
 
+    @property
+    def points(self) -> float:
+        """How far the two rows are apart."""
+        return abs(self.difference.mean) if self.difference else 0.0
+
     def cells(self) -> tuple[Cell, ...]:
         found, primary = self.difference, "primary" if self.is_primary else None
         if found is None:
