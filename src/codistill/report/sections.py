@@ -126,9 +126,8 @@ def cost_blocks(seen: Overview) -> Iterator[Block]:
     if not any(run.finished for run in seen.runs):
         yield Words("Error against cost: not shown, because no run is finished.", missing=True)
     if not pace.series:
-        yield Words(
-            "Throughput over the training: not shown, because published results contain no timing.", missing=True
-        )
+        why = "it takes two evaluations of a run with their times, which published results lack"
+        yield Words(f"Throughput over the training: not shown, because {why}.", missing=True)
     yield Grid(cost_table(seen))
 
 

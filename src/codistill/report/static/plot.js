@@ -56,7 +56,8 @@ class Plot {
   /** The pixels that names at the ends of lines take; 0 where they do not fit. */
   labelRoom() {
     const room = 24 + 6.5 * Math.max(0, ...this.shown.map((series) => series.name.length));
-    this.hasLabels = this.isLines && this.width > 400 && this.shown.length > 1 && this.shown.length <= MOST_LABELS && room < this.width * 0.3;
+    const [few, lines] = [this.shown.length > 1 && this.shown.length <= MOST_LABELS, this.shown.some((series) => series.x.length > 1)];
+    this.hasLabels = this.isLines && lines && few && this.width > 400 && room < this.width * 0.3;
     return this.hasLabels ? room : 0;
   }
 
