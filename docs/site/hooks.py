@@ -39,7 +39,7 @@ NAME_BY_FLOWCHART = {graph.to_mermaid(): name for name, graph in GRAPHS.items()}
 
 FLOWCHART = re.compile(r"^```mermaid\n(.*?)\n```$", re.MULTILINE | re.DOTALL)
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
-WORD = re.compile(r"\b(CE|KL|softmax)\b")  # one thing with a name, not a product of letters
+WORD = re.compile(r"\b(CE|KL|softmax|(?<={)(?:ds|dcm)(?=}))\b")  # one thing with a name, not a product of letters
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")
 
 

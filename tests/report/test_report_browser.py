@@ -1,6 +1,7 @@
 """The page in a real browser: drawn whole, silent, and doing what its buttons and keys say."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +47,68 @@ def test_every_chart_has_its_series_drawn(opened: Tab, study: Path) -> None:
     expected = {
         one.id: [series.name for series in one.series] for one in page.report_page(look(study), patience_s=0).charts
     }
-    assert len(expected) == 15
+    assert len(expected) == 16
     for name, series in expected.items():
         nodes = chart(opened, name).locator("[data-series]")
         assert [nodes.nth(place).get_attribute("data-series") for place in range(nodes.count())] == series
         assert chart(opened, name).locator("[data-series] path, [data-series] polygon").count() >= len(series)
         assert chart(opened, name).locator(".legend button").count() == len(series)
     assert len(expected["error"]) == 6
-    assert len(expected["row2-edges"]) == 18
+    assert (len(expected["row2-edges"]), len(expected["row2-kinds"])) == (18, 5)
+
+
+def test_a_screenshot_of_the_whole_page_has_every_chart_of_it(written: Path, tab: Tab) -> None:
+    """Nothing waits for a reader who scrolls."""
+    tab.open(written.as_uri())
+    places = "[...document.querySelectorAll('[data-chart]:not(details:not([open]) *) .plot')]"
+    tab.wait(f"{places}.length >= 11")
+    tab.wait(f"{places}.every((plot) => plot.querySelector('svg') && plot.dataset.drawn > 0)")
+    assert drawn(tab, "row2-kinds") == 5
+
+
+def test_a_band_is_shown_of_the_line_that_is_pointed_at(opened: Tab) -> None:
+    figure = chart(opened, "error")
+    seen = "[...charts.get('error').frame.querySelectorAll('.band')].filter((one) => one.checkVisibility()).length"
+    whiskers = figure.locator("[data-series='DCM, a'] .whisker")
+    assert (opened.page.evaluate(seen), whiskers.count()) == (0, 4)
+    button = figure.locator(".legend button").nth(4)
+    button.hover()
+    assert opened.page.evaluate(seen) == 1
+    assert figure.locator("[data-series='DCM, a'].lit").count() == 1
+    opened.page.mouse.move(0, 0)
+    assert opened.page.evaluate(seen) == 0
+    button.focus()
+    assert opened.page.evaluate(seen) == 1, "by keyboard too"
+    button.dblclick()
+    assert opened.page.evaluate(seen) == 1, "and of a line that is alone"
+
+
+def test_lines_are_named_at_their_ends_without_touching(opened: Tab) -> None:
+    boxes = opened.page.evaluate(
+        "[...charts.get('error').frame.querySelectorAll('[data-label] text')].map((one) => one.getBBox())"
+        ".map((box) => [box.y, box.y + box.height, box.x + box.width])"
+    )
+    assert len(boxes) == 6
+    edges = [edge for top, bottom, _ in sorted(boxes) for edge in (top, bottom)]
+    assert all(later - earlier > -2 for earlier, later in pairwise(edges))
+    width = opened.page.evaluate("charts.get('error').plot.width")
+    assert max(right for *_, right in boxes) <= width
+
+
+def test_the_first_epochs_do_not_squash_the_last(opened: Tab, study: Path) -> None:
+    """The scale covers what comes after a quarter of the epochs, says what it cuts, and a button shows all."""
+    figure = chart(opened, "error")
+    spec = json.loads(figure.locator("script").text_content())
+    every = [value for series in spec["series"] for value in series["high"]]
+    scale_top = "charts.get('error').plot.y(Math.max(...charts.get('error').spec.series.flatMap((one) => one.high)))"
+    assert opened.page.evaluate(scale_top) < 0, "above the picture"
+    assert f"first epochs: up to {max(every):.1f}, cut by “focus”" in tick_labels(opened, "error")
+    focus = figure.get_by_role("button", name="Leave out the range of the first epochs")
+    assert focus.get_attribute("aria-pressed") == "true"
+    focus.click()
+    assert opened.page.evaluate(scale_top) >= 10
+    assert not [text for text in tick_labels(opened, "error") if "focus" in text]
+    assert chart(opened, "outcome").get_by_role("button", name="Leave out").count() == 0, "only where something is cut"
 
 
 def test_the_tables_have_the_results_own_numbers(opened: Tab, study: Path) -> None:
@@ -240,7 +295,7 @@ def test_a_large_study_is_a_small_file(tab: Tab, tmp_path: Path) -> None:
     assert len(look(tmp_path).runs) == 35
     assert file.stat().st_size < 8e6
     tab.open(file.as_uri()).draw_all()
-    assert tab.page.evaluate("charts.size") == len(written.charts) == 22
+    assert tab.page.evaluate("charts.size") == len(written.charts) == 26
     tab.page.set_viewport_size({"width": 320, "height": 900})
     tab.draw_all()
     spans = tab.page.evaluate(
@@ -250,7 +305,7 @@ def test_a_large_study_is_a_small_file(tab: Tab, tmp_path: Path) -> None:
                .map((tick) => tick.getBBox()).map((box) => [box.x, box.x + box.width]),
            }))"""
     )
-    assert len(spans) == 22
+    assert len(spans) == 26
     for chart in spans:
         assert chart["ticks"]
         ends = [0.0, *(edge for tick in chart["ticks"] for edge in tick), chart["width"]]

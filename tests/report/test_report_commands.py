@@ -22,7 +22,7 @@ def call(*arguments: object) -> Any:
 def test_report_writes_one_page(study: Path, tmp_path: Path) -> None:
     done = call("report", study, "-o", tmp_path / "page.html")
     assert done.exit_code == 0, done.output
-    assert done.stdout.startswith(f"wrote {tmp_path / 'page.html'}: 9 runs, 15 charts, ")
+    assert done.stdout.startswith(f"wrote {tmp_path / 'page.html'}: 9 runs, 16 charts, ")
     assert (tmp_path / "page.html").read_text().lstrip().startswith("<!doctype html>")
 
 

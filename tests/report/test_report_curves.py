@@ -65,6 +65,48 @@ def test_divergences_are_without_their_weights(tmp_path: Path) -> None:
     assert len({(series.colour % 7, series.dash, series.colour // 7) for series in chart.series}) == 18
 
 
+def test_many_transfers_are_grouped_by_kind(tmp_path: Path) -> None:
+    """DCM's 18: means and ranges by numpy over the transfers of a kind, read off their names."""
+    (entry,) = look(made_up_run(tmp_path / "run", quick())).entries
+    single = curves.divergences(entry, "row0")
+    assert single is not None
+    found = curves.by_kind(entry, single)
+
+    def kind(name: str) -> tuple[str, str]:
+        source, learner = (end.partition("/")[2] for end in name.split("->"))
+        return (
+            ("same", source.replace("1", "2"))
+            if source == learner
+            else tuple(  # type: ignore[return-value]
+                end if end == "final" else "auxiliary" for end in (source, learner)
+            )
+        )
+
+    expected: dict[tuple[str, str], list[tuple[float, ...]]] = {}
+    for series in single.series:
+        expected.setdefault(kind(series.name), []).append(series.y)
+    assert [len(those) for those in expected.values()] == [2, 4, 4, 4, 4]
+    assert [series.name for series in found.series] == [
+        "same stage, final (2)",
+        "auxiliary → final (4)",
+        "final → auxiliary (4)",
+        "same stage, auxiliary (4)",
+        "auxiliary, other stage (4)",
+    ]
+    for series, those in zip(found.series, expected.values(), strict=True):
+        np.testing.assert_allclose(series.y, np.mean(those, axis=0))
+        np.testing.assert_allclose((series.low, series.high), (np.min(those, axis=0), np.max(those, axis=0)))
+    (few,) = look(made_up_run(tmp_path / "few", quick("dml"))).entries
+    pair = curves.divergences(few, "row0")
+    assert pair is not None
+    assert curves.by_kind(few, pair) is pair
+
+
+def test_a_single_point_is_no_chart(tmp_path: Path) -> None:
+    seen = look(made_up_run(tmp_path / "run", quick()))
+    assert [one.id for one in live_page(seen).charts if one.id in ("outcome", "cost-time", "pace")] == ["pace"]
+
+
 def test_a_ramp_has_a_chart_and_its_mean_weights_are_taken_out(tmp_path: Path) -> None:
     ramp = {"share": 0.5, "scale": 2.0, "initial_share": 0.0, "initial_scale": 1.0, "begin": 0.25, "end": 0.75}
     (entry,) = look(made_up_run(tmp_path / "run", quick(transfer=ramp))).entries

@@ -29,7 +29,7 @@ def test_differences_are_paired_by_seed(study: Path) -> None:
         ).mean(axis=1)
         for method in METHODS
     }
-    chart = sections.differences(look(study).tables().differences)
+    chart = sections.differences(look(study).tables().compared)
     assert chart.x.labels == ("DML − independent", "DCM − independent", "DCM − DML")
     for place, (ours, theirs) in enumerate([("dml", "independent"), ("dcm", "independent"), ("dcm", "dml")]):
         gaps = errors[ours] - errors[theirs]

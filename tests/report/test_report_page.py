@@ -63,12 +63,12 @@ def test_nothing_is_loaded_from_elsewhere(study: Path) -> None:
 def test_every_chart_has_a_text_form(study: Path) -> None:
     written = made(study)
     text = written.html()
-    assert len(written.charts) == 15
-    assert text.count("<summary>Numbers</summary>") == 15
+    assert len(written.charts) == 16
+    assert text.count("<summary>Numbers</summary>") == 16
     for chart in written.charts:
         assert f'aria-describedby="{chart.id}-summary"' in text
         assert chart.series[0].name in chart.summary()
-    assert len({chart.id for chart in written.charts}) == 15
+    assert len({chart.id for chart in written.charts}) == 16
 
 
 def test_sections_are_in_order_and_have_headings(study: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from scipy import stats
 
 from codistill.recipes import Recipe, parse
 from codistill.runs.seal import write_sealed
@@ -30,6 +31,11 @@ def test_a_study_from_start_to_table(tmp_path: Path) -> None:
     # made_up_error: 20 + 3 + 9.7 + 0.02 · seed², seeds 41 and 42: mean 67.15, sample std 1.66 / √2.
     assert "| DCM | 2 | 67.15(1.17) | 67.25(1.17) |" in (call.out / "demo.md").read_text()
     assert len(json.loads((call.out / "demo.json").read_text())["runs"]) == 6
+    # independent: 8 letters more; the interval of two equal deviations has two degrees of freedom (Welch).
+    margin = stats.t.ppf(0.975, 2) * 1.66 / 2**0.5
+    (answer,) = [line for line in call.printed.splitlines() if line.startswith("DCM is ahead of independent by 8.00")]
+    assert f"(95 % interval {8 - margin:.2f} … {8 + margin:.2f}, n = 2): decided, p = " in answer
+    assert "training DCM takes 1.00 times the time and" in answer
 
 
 def test_what_is_finished_is_skipped_and_never_written_again(tmp_path: Path) -> None:
@@ -87,6 +93,7 @@ def test_a_failed_run_is_named_with_its_last_words_and_the_others_go_on(tmp_path
     assert "| the disk is on fire" in call.printed
     assert "To try it by itself: codistill train" in call.printed
     assert "1 of 6 runs are not finished. To continue them:" in call.printed
+    assert "\n1 of 6 runs not finished; so far: DCM is ahead of independent by 8.00 points" in call.printed
     assert "| DML | 1 |" in (call.out / "demo.md").read_text()
     (recipe_file,) = (call.out / "recipes").glob("*dml-seed41*")
     assert parse.load(recipe_file).method == "dml"

@@ -169,6 +169,7 @@ def compare(
 ) -> None:
     """Compare runs or studies, with n, ± and differences."""
     from codistill.cli.study import print_table
+    from codistill.report.headline import headline
     from codistill.report.overview import read_overview
 
     if out is not None and out.suffix not in FORMATS:
@@ -181,6 +182,7 @@ def compare(
         for table in (made.errors, made.differences):
             if table.rows:
                 print_table(table, console())
+        console().print(f"\n{headline(seen)}", soft_wrap=True)
     for text in seen.left_out:
         typer.echo(f"warning: {text}", err=True)
     for run in seen.runs:

@@ -17,6 +17,7 @@ from codistill.errors import ExitCode
 from codistill.runs.result import Result, read_result
 from codistill.studies import catalogue
 from codistill.studies.analysis import StudyTables, build_tables
+from codistill.studies.conclusion import conclude
 from codistill.studies.costs import epoch_flops
 from codistill.studies.plan import (
     Pace,
@@ -80,7 +81,9 @@ def study(
     again = _command_line(name, changes, {"--seeds": len(chosen_seeds), **options, "--out": folder}, best_epoch)
     made = build_tables(chosen, results, chosen_seeds, best_epoch=best_epoch, command=again)
     _print_tables(made, made.write(results, folder), screen)
-    code = _conclude(outcome, planned, again, screen)
+    unfinished = sum(not run.is_finished for run in planned.runs)
+    screen.print(f"\n{conclude(made, unfinished)}", soft_wrap=True)
+    code = _report_unfinished(outcome, unfinished, planned, again, screen)
     if publish is not None:
         published, refused = publish_all([run.folder for run in planned.runs if run.is_finished], publish)
         tables = rebuild_tables(publish)
@@ -112,12 +115,11 @@ def _command_line(name: str, overrides: Sequence[str], options: Mapping[str, obj
     return shlex.join(["codistill", "study", name, *overrides, *given, *flags])
 
 
-def _conclude(outcome: Outcome, planned: Plan, again: str, console: Console) -> int:
+def _report_unfinished(outcome: Outcome, unfinished: int, planned: Plan, again: str, console: Console) -> int:
     # A run that failed here because another study was writing it may have been finished there since.
     failures = [failure for failure in outcome.failures if not failure.run.is_finished]
     for failure in failures:
         _print_failure(failure, console)
-    unfinished = sum(not run.is_finished for run in planned.runs)
     if unfinished:
         console.print(
             f"\n{unfinished} of {len(planned.runs)} runs are not finished. To continue them:\n  {again}", soft_wrap=True

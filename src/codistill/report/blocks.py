@@ -10,7 +10,7 @@ from markupsafe import Markup
 from codistill.studies.tables import Cell, Table, format_cell
 
 MOST_ROWS = 24  # of a chart's table; the page's CSV has all
-HALF = 80  # characters that fit into a table, or below an axis, on half of a wide page
+HALF = 72  # characters that fit into a table, or below an axis, on half of a wide page
 MOST_LABELS = 6  # of a chart that takes half of the page
 DIGITS = 6
 

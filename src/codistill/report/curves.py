@@ -1,6 +1,7 @@
-"""Charts of the journals: errors, losses, divergences, throughput, cost. Lines are means over seeds, bands ranges."""
+"""Charts of the journals: errors, losses, divergences, throughput, cost. Lines are means over seeds."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 
@@ -11,7 +12,8 @@ from codistill.studies.curves import over_seeds
 
 EPOCH = Axis("epoch")
 ERROR = Axis("test error", "%")
-BANDS = "Lines are means over seeds; bands span the lowest to the highest value."
+RANGES = "Means over seeds. Whiskers, and the band of a line that you point at, span the lowest to the highest value."
+FEW_TRANSFERS = 4  # more are grouped by kind
 
 Measure = Callable[[SeenRun, str], Mapping[int, float]]
 """A value by epoch, of a network of a run."""
@@ -65,7 +67,7 @@ def _learning(entries: Sequence[Entry], prefix: str) -> tuple[Block, ...]:
     def chart(id_: str, title: str, axis: Axis, measure: Measure, words: str = "") -> Chart:
         return Chart(f"{prefix}{id_}", title, EPOCH, axis, tuple(by_network(entries, measure)), words)
 
-    bands = BANDS if any(len(entry.runs) > 1 for entry in entries) else ""
+    bands = RANGES if any(len(entry.runs) > 1 for entry in entries) else ""
     charts = [chart("error", "Test error", ERROR, measured("test", "top1_error"), bands)]
     if any(entry.recipe.data.validation for entry in entries):
         words = "Measured on held-out training images; checkpoints.best is selected by it."
@@ -156,6 +158,35 @@ def divergences(entry: Entry, prefix: str) -> Chart | None:
     return Chart(f"{prefix}-edges", "Divergence of each transfer", EPOCH, axis, _present(lines), words)
 
 
+def by_kind(entry: Entry, chart: Chart) -> Chart:
+    """Return the divergences with one line per kind of transfer, if there are more than a few."""
+    if len(chart.series) <= FEW_TRANSFERS:
+        return chart
+    stages = {classifier.name: classifier.stage for classifier in entry.recipe.graph.classifiers}
+    kinds: dict[str, list[Series]] = {}
+    for series in chart.series:
+        kinds.setdefault(_kind(*map(stages.__getitem__, series.name.split("->"))), []).append(series)
+    lines = (
+        line(
+            f"{kind} ({len(those)})", [{int(x): y for x, y in zip(one.x, one.y, strict=True)} for one in those], colour
+        )
+        for colour, (kind, those) in enumerate(kinds.items())
+    )
+    words = "Mean KL divergence of the learners from their sources, unweighted; whiskers span the transfers of a kind."
+    title = "Divergence by kind of transfer"
+    return replace(
+        chart, id=chart.id.replace("-edges", "-kinds"), title=title, series=_present(tuple(lines)), words=words
+    )
+
+
+def _kind(source: int, learner: int) -> str:
+    """Return the kind of a transfer between two stages, which count from the output."""
+    if source == learner:
+        return f"same stage, {'final' if source == 1 else 'auxiliary'}"
+    names = ["final" if stage == 1 else "auxiliary" for stage in (source, learner)]
+    return " → ".join(names) if 1 in (source, learner) else "auxiliary, other stage"
+
+
 def shares(entry: Entry, prefix: str) -> Chart:
     """Return the teacher share of each learner over the training; learners with equal shares have one line."""
     graph, epochs = entry.recipe.graph, entry.recipe.length.epochs
@@ -193,8 +224,8 @@ def _paces(run: SeenRun) -> dict[int, float]:
     }
 
 
-def error_against_cost(seen: Overview, cost: Callable[[SeenRun], float | None], id_: str, axis: Axis) -> Chart:
-    """Return a point per finished run: the mean error of its learning networks against a cost."""
+def error_against_cost(seen: Overview, cost: Callable[[SeenRun], float | None], id_: str, axis: Axis) -> Chart | None:
+    """Return a point per finished run: the mean error of its learning networks against a cost; None for one point."""
     series = []
     for entry in seen.entries:
         learning = entry.recipe.graph.learning_networks
@@ -206,6 +237,8 @@ def error_against_cost(seen: Overview, cost: Callable[[SeenRun], float | None], 
         if points:
             x, y = zip(*points, strict=True)
             series.append(Series(entry.name, x, y, colour=entry.index))
+    if sum(len(one.x) for one in series) < 2:
+        return None
     title = f"Test error against {axis.title}"
     words = "One point per finished run: the mean error of its networks at the last epoch."
     return Chart(id_, title, axis, ERROR, tuple(series), words, points=True)

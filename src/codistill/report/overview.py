@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 
 from codistill.networks.families import title
@@ -148,10 +148,17 @@ def _studies() -> tuple[Study, ...]:
 
 
 def known_study(recipes: Sequence[Recipe]) -> Study | None:
-    """Return the smallest study of the catalogue with a row for every recipe, all with the same overrides."""
-    for study in _studies():
+    """Return the smallest study of the catalogue with a row for every recipe, all with the same overrides.
+
+    A study whose own length and images these are comes first.
+    """
+    for any_length, study in product((False, True), _studies()):
         matches = [  # the rows that each recipe can belong to, by its deviations from the row; of several the first
-            {setting: row for row in reversed(study.rows) if (setting := setting_of(row, recipe)) is not None}
+            {
+                setting: row
+                for row in reversed(study.rows)
+                if (setting := setting_of(row, recipe, any_length=any_length))
+            }
             for recipe in recipes
         ]
         for setting in set.intersection(*(set(match) for match in matches)):

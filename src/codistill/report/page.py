@@ -14,6 +14,7 @@ from markupsafe import Markup
 import codistill
 from codistill.report import curves, sections
 from codistill.report.blocks import Block, Chart, Drawing, Fold, Grid, Matrix, Section, Words, lay_out
+from codistill.report.headline import caveats, headline
 from codistill.report.overview import Entry, Overview, read_overview
 from codistill.runs.files import write_atomically
 from codistill.studies.tables import Table, format_cell
@@ -33,6 +34,8 @@ class Page:
 
     title: str
     subtitle: str
+    answer: str
+    caveats: tuple[str, ...]
     sections: tuple[Section, ...]
     live: bool = False
 
@@ -83,10 +86,17 @@ def live_page(seen: Overview) -> Page:
     words = "Agreement, calibration and confused pairs need trained weights: run `codistill report` after training."
     # Counting operations needs torch, so a live page leaves them out.
     seen = replace(seen, study=replace(seen.study, shows_cost=False))
-    return replace(_page(seen, {}, (Words(words, missing=True),), tuple(sections.cost_blocks(seen))), live=True)
+    return _page(seen, {}, (Words(words, missing=True),), tuple(sections.cost_blocks(seen)), is_live=True)
 
 
-def _page(seen: Overview, agreements: Agreements, answers: tuple[Block, ...], costs: tuple[Block, ...]) -> Page:
+def _page(
+    seen: Overview,
+    agreements: Agreements,
+    answers: tuple[Block, ...],
+    costs: tuple[Block, ...],
+    *,
+    is_live: bool = False,
+) -> Page:
     colours = "" if len(seen.entries) == 1 else "One colour per row; dashes distinguish its networks."
     parts = (
         Section("results", "Results", tuple(sections.result_blocks(seen))),
@@ -96,7 +106,8 @@ def _page(seen: Overview, agreements: Agreements, answers: tuple[Block, ...], co
         Section("cost", "Cost", costs),
         Section("repeat", "Repeat it", tuple(sections.repeat_blocks(seen))),
     )
-    return Page(_title(seen), _subtitle(seen), parts)
+    answer = headline(seen, count_flops=not is_live)
+    return Page(_title(seen), _subtitle(seen), answer, caveats(seen), parts, is_live)
 
 
 TEACHING = "An arrow points from a source to a learner. Matrices have one row per learner and one column per source."
@@ -140,9 +151,11 @@ def _entry_blocks(entry: Entry, prefix: str, agreements: Agreements) -> Iterator
         yield _last_divergences(entry, divergences)
     if agreement := agreements.get(entry.row.key):
         yield agreement
-    for chart in (curves.classifiers(entry, prefix), divergences):
+    for chart in (curves.classifiers(entry, prefix), divergences and curves.by_kind(entry, divergences)):
         if chart is not None:
             yield chart if chart.series else curves.missing_note(chart)
+    if divergences is not None and len(divergences.series) > curves.FEW_TRANSFERS:
+        yield Fold(f"{prefix}-each", f"Each of the {len(divergences.series)} transfers by itself", (divergences,))
 
 
 def _weights(entry: Entry) -> Matrix:
@@ -173,16 +186,10 @@ def _flat(blocks: tuple[Block, ...]) -> Iterator[Block]:
 def _environment() -> Environment:
     environment = template_environment("codistill.report")
     environment.filters["shown"] = format_cell
-    environment.globals["numeric"] = _number_columns
     environment.globals["lay_out"] = lay_out
     environment.tests["number"] = lambda cell: isinstance(cell, int | float)
     environment.tests["summary"] = lambda cell: hasattr(cell, "mean")
     return environment
-
-
-def _number_columns(table: Table) -> set[int]:
-    """Return the columns with numbers, whose headings are right-aligned; the first column names the row."""
-    return {index for row in table.rows for index, cell in enumerate(row) if index and not isinstance(cell, str | None)}
 
 
 @cache

@@ -1,7 +1,7 @@
 """Three sections of the page: the results, the cost, and how to repeat the runs."""
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -16,6 +16,7 @@ from codistill.report.overview import Entry, Overview
 from codistill.report.read import SeenRun
 from codistill.runs.result import device_name
 from codistill.studies.costs import training_flops
+from codistill.studies.differences import Comparison
 from codistill.studies.published import study_command
 from codistill.studies.statistics import Interval, mean
 from codistill.studies.tables import Cell, Table
@@ -45,8 +46,9 @@ def _finished(seen: Overview) -> Iterator[Block]:
     yield Grid(replace(made.errors, title="Test error"))
     if made.differences.rows:
         yield Grid(replace(made.differences, title="Differences"))
-    yield outcome(seen)
-    if (chart := differences(made.differences)).series[0].y:
+    if sum(run.finished for run in seen.runs) > 1:
+        yield outcome(seen)
+    if (chart := differences(made.compared)).series[0].y:
         yield chart
 
 
@@ -75,25 +77,16 @@ def outcome(seen: Overview) -> Chart:
     return Chart("outcome", "Test error by row", Axis("row", labels=labels), ERROR, tuple(series), words, points=True)
 
 
-def differences(table: Table) -> Chart:
-    """Return the difference of every contrast with its interval, from the table of differences."""
-    of, points, interval = (table.columns.index(name) for name in ("of", "points", "95 % interval"))
-    contrasts: dict[tuple[Cell, ...], tuple[Cell, ...]] = {}
-    for row in table.rows:
-        if row[points] is not None:
-            contrasts.setdefault(row[:of], row)  # the mean of the networks comes first
-    means = [float(row[points]) for row in contrasts.values()]  # type: ignore[arg-type]
+def differences(compared: Sequence[Comparison]) -> Chart:
+    """Return the difference of every contrast, of the mean over networks, with its interval."""
+    whole = [(one, one.difference) for one in compared if one.is_whole and one.difference]
+    means = tuple(found.mean for _, found in whole)
     # A single seed has no interval: its whiskers have no length.
-    bounds = [row[interval] for row in contrasts.values()]
-    series = Series(
-        "mean of the networks",
-        tuple(map(float, range(len(means)))),
-        tuple(means),
-        low=tuple(one.low if isinstance(one, Interval) else mean for one, mean in zip(bounds, means, strict=True)),
-        high=tuple(one.high if isinstance(one, Interval) else mean for one, mean in zip(bounds, means, strict=True)),
-        colour=1,
-    )
-    labels = tuple(": ".join(map(str, label)) for label in contrasts)
+    bounds = [found.interval or Interval(found.mean, found.mean) for _, found in whole]
+    low, high = (tuple(getattr(bound, end) for bound in bounds) for end in ("low", "high"))
+    places = tuple(map(float, range(len(means))))
+    series = Series("mean of the networks", places, means, low, high, colour=1)
+    labels = tuple(": ".join(one.title) for one, _ in whole)
     words = "Below 0, the first has the lower error. Whiskers are 95 % intervals, each by itself."
     axes = Axis("difference", labels=labels), Axis("difference of test error", "points")
     return Chart("differences", "Differences with their intervals", *axes, (series,), words, points=True)
@@ -129,13 +122,12 @@ def cost_blocks(seen: Overview) -> Iterator[Block]:
     axis = Axis("training time", unit)
     by_time = curves.error_against_cost(seen, lambda run: (run.elapsed_s or 0) / seconds, "cost-time", axis)
     pace = curves.pace(seen)
-    yield from (chart for chart in (by_time, pace) if chart.series)
-    if not by_time.series:
+    yield from (chart for chart in (by_time, pace) if chart and chart.series)
+    if not any(run.finished for run in seen.runs):
         yield Words("Error against cost: not shown, because no run is finished.", missing=True)
     if not pace.series:
-        yield Words(
-            "Throughput over the training: not shown, because published results contain no timing.", missing=True
-        )
+        why = "it takes two evaluations of a run with their times, which published results lack"
+        yield Words(f"Throughput over the training: not shown, because {why}.", missing=True)
     yield Grid(cost_table(seen))
 
 
@@ -145,7 +137,7 @@ def counted_cost(seen: Overview) -> Iterator[Block]:
     unit, size = _unit(FLOP_UNITS, max(flops.values(), default=0))
     axis = Axis("training cost", unit)
     chart = curves.error_against_cost(seen, lambda run: flops.get(run.path, 0) / size, "cost-flops", axis)
-    if chart.series:
+    if chart:
         yield chart
 
 

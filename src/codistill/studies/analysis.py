@@ -1,7 +1,7 @@
 """Turns a study's finished runs into its tables: errors beside the paper's, differences, and notes."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from codistill.runs.files import to_json, write_atomically
 from codistill.runs.result import Result
 from codistill.studies import curves
 from codistill.studies.costs import share_of_images, training_flops
-from codistill.studies.differences import CONCLUSIVE_SCALE, differences_table
+from codistill.studies.differences import CONCLUSIVE_SCALE, Comparison, compare_rows, differences_table
 from codistill.studies.plan import run_name
 from codistill.studies.statistics import mean, summarise
 from codistill.studies.study import BETTER_TWIN, Results, Study, StudyRow, slug
@@ -41,6 +41,9 @@ class StudyTables:
     errors: Table
     differences: Table
     runs: tuple[dict[str, Any], ...]
+    compared: tuple[Comparison, ...] = field(default=(), repr=False)
+    """The rows of ``differences``."""
+    results: Results = field(default_factory=dict, repr=False)
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -89,11 +92,14 @@ def build_tables(
     Without ``command``, the note names the study's own.
     """
     found = {row.key: results.get(row.key, {}) for row in study.rows}
+    compared = compare_rows(study, found, _least_scale(study, found))
     return StudyTables(
         study,
         _errors(study, found, _notes(study, found, seeds, best_epoch, command), best_epoch),
-        differences_table(study, found, _least_scale(study, found)),
+        differences_table(study, compared),
         tuple(_runs(study, found)),
+        compared,
+        found,
     )
 
 

@@ -8,61 +8,74 @@ The test is Welch's unless the seed draws the training data too. What else two r
 the order of images) hardly makes their errors go together, and pairs have half of the degrees of freedom.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from codistill.recipes import Recipe
 from codistill.runs.result import Result
 from codistill.studies.statistics import ALPHA, Difference, compare, holm
-from codistill.studies.study import Results, Study
+from codistill.studies.study import Results, Study, StudyRow
 from codistill.studies.tables import Cell, Table
 
 # Below this fraction of the paper's length the methods do not differ reliably: they are regularisers.
 CONCLUSIVE_SCALE = 0.5
 # With two seeds a paired t has one degree of freedom, and an interval of 12.7 standard errors.
 PAIRED_FROM = 3
-NOTHING_SHARED = "no network in common"
+NOTHING_SHARED, INCONCLUSIVE = "no network in common", "inconclusive"
 
 
 @dataclass(frozen=True)
 class Comparison:
     """A row of the table of differences: one contrast, of the mean over networks or of one of them."""
 
+    rows: tuple[StudyRow, StudyRow]
     title: tuple[str, ...]
     of: str | None = None
+    is_whole: bool = True
+    """Whether it is of all networks that both rows have."""
     is_primary: bool = False
     is_paired: bool = False
     difference: Difference | None = None
+    p: float | None = None
+    """Corrected by Holm's method."""
+    verdict: str = ""
 
     @property
-    def p(self) -> float | None:
-        return self.difference.p if self.difference else None
+    def points(self) -> float:
+        """How far the two rows are apart."""
+        return abs(self.difference.mean) if self.difference else 0.0
 
-    def cells(self, corrected_p: float | None, scale: float | None) -> tuple[Cell, ...]:
+    def cells(self) -> tuple[Cell, ...]:
         found, primary = self.difference, "primary" if self.is_primary else None
         if found is None:
-            return (*self.title, self.of, 0, None, None, None, primary, None, "missing" if self.of else NOTHING_SHARED)
+            return (*self.title, self.of, 0, None, None, None, primary, None, self.verdict)
         names = [primary, None if found.interval is None else "paired" if self.is_paired else "Welch"]
         test = ", ".join(filter(None, names)) or None
-        ahead, verdict = f"{found.ahead} of {found.n}", _verdict(found, corrected_p, scale)
-        return (*self.title, self.of, found.n, found.mean, found.interval, ahead, test, corrected_p, verdict)
+        ahead = f"{found.ahead} of {found.n}"
+        return (*self.title, self.of, found.n, found.mean, found.interval, ahead, test, self.p, self.verdict)
 
 
-def differences_table(study: Study, found: Results, scale: float | None) -> Table:
-    """Differences of the mean over the networks that both rows have, then of each network.
+def compare_rows(study: Study, found: Results, scale: float | None) -> tuple[Comparison, ...]:
+    """Return the differences of the mean over the networks that both rows have, then of each network.
 
     ``scale`` is the shortest run's fraction of its full length.
     """
     compared = list(_comparisons(study, found))
-    corrected: dict[int, float] = {}
-    counts = []
     for is_primary in (True, False):
-        p_values = {i: one.p for i, one in enumerate(compared) if one.is_primary is is_primary and one.p is not None}
-        corrected |= zip(p_values, holm(list(p_values.values())), strict=True)
-        counts.append(len(p_values))
+        p_values = {
+            place: one.difference.p
+            for place, one in enumerate(compared)
+            if one.is_primary is is_primary and one.difference and one.difference.p is not None
+        }
+        for place, p in zip(p_values, holm(list(p_values.values())), strict=True):
+            compared[place] = replace(compared[place], p=p)
+    return tuple(replace(one, verdict=_verdict(one, scale)) for one in compared)
+
+
+def differences_table(study: Study, compared: Sequence[Comparison]) -> Table:
+    counts = [sum(one.is_primary is primary and one.p is not None for one in compared) for primary in (True, False)]
     group_column = ["networks"] if len(study.groups) > 1 else []
     columns = (*group_column, "difference", "of", "n", "points", "95 % interval", "ahead in", "test", "p", "verdict")
-    rows = tuple(one.cells(corrected.get(i), scale) for i, one in enumerate(compared))
     notes = [
         "Differences of top-1 error in percentage points over the n seeds that both rows have; below 0 the first is "
         "better. Intervals are each by itself, of Welch's t-test, or of Student's paired by seed where the seed also "
@@ -70,12 +83,12 @@ def differences_table(study: Study, found: Results, scale: float | None) -> Tabl
         f"p is corrected by Holm's method: for the number of primary contrasts ({counts[0]}), and apart from them for "
         f"that of all others ({counts[1]}). A verdict needs p below {ALPHA}.",
     ]
-    if any(row[-1] == NOTHING_SHARED for row in rows):
+    if any(one.verdict == NOTHING_SHARED for one in compared):
         notes.append(
             f"{NOTHING_SHARED.capitalize()}: the two rows train no network of the same name, so no difference can be "
             "formed. Networks are matched by name: train with the same names, as in 'networks={a: …, b: …}'."
         )
-    return Table(f"{study.title}: differences", columns, rows, tuple(notes))
+    return Table(f"{study.title}: differences", columns, tuple(one.cells() for one in compared), tuple(notes))
 
 
 def _comparisons(study: Study, found: Results) -> Iterator[Comparison]:
@@ -88,15 +101,17 @@ def _comparisons(study: Study, found: Results) -> Iterator[Comparison]:
                 runs, others = found[ours.key], found[theirs.key]
                 shared = shared_networks(ours.recipe, theirs.recipe)
                 if not shared:
-                    yield Comparison(title)
+                    yield Comparison((ours, theirs), title)
                 is_paired = _is_paired(runs, others)
                 for part in [shared, *([name] for name in shared if len(shared) > 1)] if shared else []:
                     first, second = (
                         {seed: run.mean_error(part) for seed, run in by_seed.items()} for by_seed in (runs, others)
                     )
                     of = "mean of " + ", ".join(part) if len(part) > 1 else part[0]
-                    is_primary = part is shared and contrast in study.primary
-                    yield Comparison(title, of, is_primary, is_paired, compare(first, second, paired=is_paired))
+                    whole = part is shared
+                    is_primary = whole and contrast in study.primary
+                    difference = compare(first, second, paired=is_paired)
+                    yield Comparison((ours, theirs), title, of, whole, is_primary, is_paired, difference)
 
 
 def _is_paired(runs: Mapping[int, Result], others: Mapping[int, Result]) -> bool:
@@ -115,11 +130,13 @@ def shared_networks(ours: Recipe, theirs: Recipe) -> list[str]:
     return [name for name in ours.graph.learning_networks if name in theirs.graph.learning_networks]
 
 
-def _verdict(difference: Difference, corrected_p: float | None, scale: float | None) -> str:
+def _verdict(compared: Comparison, scale: float | None) -> str:
+    if compared.difference is None:
+        return "missing" if compared.of else NOTHING_SHARED
     if scale is not None and scale < CONCLUSIVE_SCALE:
-        return "inconclusive"
-    if difference.interval is None:
+        return INCONCLUSIVE
+    if compared.difference.interval is None:
         return "one seed: none"
-    if corrected_p is None or corrected_p >= ALPHA:
+    if compared.p is None or compared.p >= ALPHA:
         return "not decided"
-    return "lower error" if difference.mean < 0 else "higher error"
+    return "lower error" if compared.difference.mean < 0 else "higher error"

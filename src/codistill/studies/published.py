@@ -26,10 +26,8 @@ MAY_DIFFER = (
     "runtime",
     "checkpoints",
     "evaluation",
-    "length.epochs",
     "data.folder",
-    "data.train_limit",
-    "data.test_limit",
+    *(LENGTHS := ("length.epochs", "data.train_limit", "data.test_limit")),
 )
 Setting = tuple[float, tuple[str, ...]]
 """A run's fraction of its row's length, and its other differences: all runs of a table have the same setting."""
@@ -143,13 +141,16 @@ def _most_complete(study: Study, published: Iterable[Result]) -> Results | None:
     return best if len(best) >= 2 else None
 
 
-def setting_of(row: StudyRow, recipe: Recipe) -> Setting | None:
-    """How a recipe differs from a row's; None if it does not belong to this row."""
+def setting_of(row: StudyRow, recipe: Recipe, *, any_length: bool = False) -> Setting | None:
+    """How a recipe differs from a row's; None if it does not belong to this row.
+
+    Without a length of the paper to be a part of, another length or number of images is another study, unless
+    ``any_length``.
+    """
     if (row.recipe.method, row.recipe.networks) != (recipe.method, recipe.networks):
         return None
     lines = training_differences(row.resolve(), recipe)
-    # Without a length of the paper to be a part of, another length or number of images is another setting.
-    exact = () if row.recipe.length.paper_epochs else ("length.epochs", "data.train_limit", "data.test_limit")
+    exact = () if any_length or row.recipe.length.paper_epochs else LENGTHS
     if any(key_of(line) in exact or not is_below(key_of(line), MAY_DIFFER) for line in lines):
         return None
     share = round(recipe.length.epochs / row.length_factor) / row.recipe.length.epochs

@@ -32,14 +32,14 @@ class Table:
 
     def to_rich(self) -> RichTable:
         table = RichTable()
-        for name, is_number in zip(self.columns, self._are_numbers(), strict=True):
+        for name, is_number in zip(self.columns, self.are_numbers, strict=True):
             table.add_column(Text(name), justify="right" if is_number else "left", no_wrap=is_number)
         for row in self.rows:
             table.add_row(*(Text(format_cell(cell)) for cell in row))
         return table
 
     def to_markdown(self) -> str:
-        rule = ["---:" if is_number else "---" for is_number in self._are_numbers()]
+        rule = ["---:" if is_number else "---" for is_number in self.are_numbers]
         lines = [self.columns, rule, *([format_cell(cell) for cell in row] for row in self.rows)]
         grid = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
         notes = "".join(f"\n- {note}" for note in self.notes)
@@ -58,7 +58,7 @@ class Table:
 
     def to_latex(self) -> str:
         """A LaTeX ``tabular`` and its notes, which need no package."""
-        alignment = "".join("r" if is_number else "l" for is_number in self._are_numbers())
+        alignment = "".join("r" if is_number else "l" for is_number in self.are_numbers)
         lines = [
             [_latex(name) for name in self.columns],
             *([_latex(format_cell(cell)) for cell in row] for row in self.rows),
@@ -81,9 +81,11 @@ class Table:
     def _repr_html_(self) -> str:
         """HTML for notebooks. All text is escaped: names of rows and runs come from users."""
         template = template_environment("codistill.studies").get_template("table.html.jinja")
-        return template.render(table=self, are_numbers=self._are_numbers(), format_cell=format_cell)
+        return template.render(table=self, are_numbers=self.are_numbers, format_cell=format_cell)
 
-    def _are_numbers(self) -> list[bool]:
+    @property
+    def are_numbers(self) -> list[bool]:
+        """Whether each column holds numbers, which are right-aligned."""
         return [
             any(not isinstance(row[i], str | Interval | None) for row in self.rows) for i in range(len(self.columns))
         ]

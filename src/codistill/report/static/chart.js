@@ -29,6 +29,7 @@ class Chart {
 
   update(spec) {
     this.isLog ??= spec.y.log;
+    this.isFocused ??= true;
     this.spec = spec;
     this.endButton.hidden = spec.points || spec.diagonal;
     this.drawLegend();
@@ -38,10 +39,12 @@ class Chart {
   draw() {
     const width = this.frame.clientWidth;
     if (!width) return; // folded away; the observer calls again when it opens
-    this.plot = new Plot(this.spec, this.shown, this.range ?? wholeRange(this.spec), this.isLog, width);
+    this.plot = new Plot(this.spec, this.shown, this.range ?? wholeRange(this.spec), this.isLog, this.isFocused, width);
     this.frame.replaceChildren(this.plot.node, this.tip);
     this.frame.dataset.drawn = this.shown.length;
     this.logButton.setAttribute("aria-pressed", String(this.isLog));
+    this.focusButton.setAttribute("aria-pressed", String(this.isFocused));
+    this.focusButton.hidden = !this.plot.canFocus;
     this.allButton.disabled = this.range === null;
     this.moveTo(null);
   }
@@ -59,8 +62,8 @@ class Chart {
       button.setAttribute("aria-pressed", String(!this.hidden.has(series.name)));
       button.onclick = () => this.toggle(series.name);
       button.ondblclick = () => this.isolate(series.name);
-      button.onpointerenter = () => this.highlight(series.name);
-      button.onpointerleave = () => this.highlight(null);
+      button.onpointerenter = button.onfocus = () => this.highlight(series.name);
+      button.onpointerleave = button.onblur = () => this.highlight(null);
       return button;
     }));
     if (focused >= 0) this.legend.children[focused]?.focus();
@@ -85,9 +88,11 @@ class Chart {
     this.draw();
   }
 
-  highlight(name) {
+  /** Shows the band of a series, and dims the others if this is what the pointer is for. */
+  highlight(name, dims = true) {
     for (const node of this.frame.querySelectorAll("[data-series]")) {
-      node.classList.toggle("dim", name !== null && node.dataset.series !== name);
+      node.classList.toggle("dim", dims && name !== null && node.dataset.series !== name);
+      node.classList.toggle("lit", this.shown.length === 1 || node.dataset.series === name);
     }
   }
 
@@ -102,11 +107,12 @@ class Chart {
     };
     this.endButton = button("end", "Show the last third", () => this.showEnd());
     this.allButton = button("all", "Show all", () => this.zoomTo(null));
+    this.focusButton = button("focus", "Leave out the range of the first epochs", () => { this.isFocused = !this.isFocused; this.draw(); });
     this.logButton = button("log", "Logarithmic scale", () => { this.isLog = !this.isLog; this.draw(); });
     return html("div", { className: "tools" },
       button("+", "Zoom in", () => this.zoomBy(0.5)),
       button("−", "Zoom out", () => this.zoomBy(2)),
-      this.endButton, this.allButton, this.logButton,
+      this.endButton, this.allButton, this.focusButton, this.logButton,
       button("CSV", "Save the numbers", () => this.save()));
   }
 
@@ -192,6 +198,7 @@ class Chart {
     on("pointermove", (event) => {
       const [px, py] = place(event);
       this.moveTo(from === null ? this.plot.nearest(px, py) : null);
+      this.highlight(this.plot.pointedAt(this.stop, py), false);
       if (from !== null) this.plot.showSelection(from, px);
     });
     window.addEventListener("pointerup", (event) => {
@@ -201,7 +208,7 @@ class Chart {
       if (end - start > 8) this.zoomTo([this.plot.valueAt(start), this.plot.valueAt(end)]);
       else this.moveTo(null);
     });
-    on("pointerleave", () => from === null && this.moveTo(null));
+    on("pointerleave", () => { if (from === null) this.moveTo(null); this.highlight(null); });
     on("dblclick", () => this.zoomTo(null));
     on("blur", () => this.moveTo(null));
     on("keydown", (event) => this.onKey(event));

@@ -1,4 +1,4 @@
-// The page: charts drawn when they come into view, the theme, and updates of a live page.
+// The page: its charts, the theme, and updates of a live page.
 
 const charts = new Map();
 const POLL_MS = 2000;
@@ -7,18 +7,7 @@ function drawChart(figure) {
   if (!charts.has(figure.dataset.chart)) charts.set(figure.dataset.chart, new Chart(figure));
 }
 
-const inView = new IntersectionObserver((entries) => {
-  for (const entry of entries.filter((one) => one.isIntersecting)) {
-    inView.unobserve(entry.target);
-    drawChart(entry.target);
-  }
-}, { rootMargin: "400px" });
-
-function watchFigures(root) {
-  for (const figure of root.querySelectorAll("[data-chart]")) inView.observe(figure);
-}
-
-window.addEventListener("beforeprint", () => document.querySelectorAll("[data-chart]").forEach(drawChart));
+const drawAll = (root) => root.querySelectorAll("[data-chart]").forEach(drawChart);
 
 // Marks the current section in the navigation bar.
 const sections = new IntersectionObserver((entries) => {
@@ -71,7 +60,7 @@ function renewSection(old, fresh) {
     const open = new Set([...old.querySelectorAll("details[open]")].map((fold) => fold.id));
     for (const fold of fresh.querySelectorAll(".fold")) fold.open = open.has(fold.id) || fold.open;
     old.replaceChildren(...fresh.childNodes);
-    watchFigures(old);
+    drawAll(old);
     return;
   }
   for (const part of fresh.querySelectorAll("[data-part]")) {
@@ -115,6 +104,6 @@ async function listen() {
 }
 
 setTheme(memory.get() ?? "system");
-watchFigures(document);
+drawAll(document);
 document.querySelectorAll("main > section").forEach((section) => sections.observe(section));
 if ("live" in document.body.dataset) listen();
