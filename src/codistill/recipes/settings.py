@@ -26,7 +26,8 @@ def _member(name: str) -> str:
 
 
 def _method(name: str) -> str:
-    methods.get(name)
+    if name not in (*methods.NAMES, methods.CUSTOM):
+        raise unknown("method", name, (*methods.NAMES, methods.CUSTOM))
     return name
 
 

@@ -27,8 +27,8 @@ MAX_SEEDS = 1_000  # more than anyone can afford to train, and still planned in 
 
 # Keys that a study may compare. An override may not change those in which the study's rows differ.
 SUBJECTS = (
-    "method", "networks", "heads", "weights", "edges", "temperature", "t_squared", "transfer", "data", "augment",
-    "label_smoothing", "start",
+    "method", "networks", "heads", "weights", "teachers", "edges", "temperature", "t_squared", "transfer", "data",
+    "augment", "label_smoothing", "start",
 )  # fmt: skip
 
 # Methods and families of networks as the paper writes them.
@@ -36,6 +36,7 @@ METHOD_LABELS = {
     "independent": "independent",
     "ds": "DS",
     "kd": "KD",
+    "cml": "CML",
     "dml": "DML",
     "dml_ds": "DML + DS",
     "dcm_1": "DCM-1",
