@@ -29,8 +29,9 @@ def expected_edges(networks: list[set[int]]) -> dict[str, int]:
     inside = sum(len(a) * (len(a) - 1) for a in networks)
     size = len(networks)
     return {
-        "independent": 0, "ds": 0, "kd": size - 1, "cml": (size - 1) ** 2, "dml": size * (size - 1), "dml_ds": size * (size - 1),
-        "dcm_1": same, "dcm_2": across - same, "dcm": across, "dks": inside, "complete": across + inside,
+        "independent": 0, "ds": 0, "kd": size - 1, "cml": (size - 1) ** 2,
+        "dml": size * (size - 1), "dml_ds": size * (size - 1), "dcm_1": same,
+        "dcm_2": across - same, "dcm": across, "dks": inside, "complete": across + inside,
         "mutual": across,
     }  # fmt: skip
 

@@ -103,6 +103,8 @@ def show(
         f"For one image of {'×'.join(map(str, seen.shape))}, {seen.classes} classes{note}; 2 FLOPs per multiply-add.\n"
         f"Training costs {_mega(training)} MFLOPs per image: 3 × forward with heads; 1 × for a frozen teacher.\n"
     )
+    if left_out := recipe.networks.keys() - costs.keys():
+        screen.print(f"Without {', '.join(sorted(left_out))}, modules of your own, which no file contains.\n")
     typer.echo(recipe.graph.matrix())
     if is_too_short(recipe):
         screen.print(

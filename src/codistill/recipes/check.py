@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from codistill.errors import unknown
+from codistill.networks.adapters.own import is_own_name
 from codistill.networks.families import IN_AUTHORS_CODE, parse
 from codistill.recipes.errors import Contradiction, Path
 from codistill.transfer import methods
@@ -62,7 +63,7 @@ def _graph_problems(recipe: "Recipe") -> Iterator[Contradiction]:
         yield from found
         yield Contradiction(culprit, str(error), frozenset(about))
         return
-    for name in [name for name in graph.frozen if name not in recipe.start]:
+    for name in [name for name in graph.frozen if name not in recipe.start and not is_own_name(recipe.networks[name])]:
         yield Contradiction(("start", name), _lacks_weights(recipe, name), frozenset(about))
     for name in [name for name in graph.frozen if graph.exits[name]]:
         message = f"{name} only teaches, and its auxiliary classifiers would teach untrained; let only its final teach"

@@ -10,6 +10,7 @@ from typing import Any
 
 from codistill.errors import RunError
 from codistill.log import log
+from codistill.networks.adapters.own import is_own_name, missing
 from codistill.recipes import parse
 from codistill.recipes.changes import WHERE_AND_HOW, difference, is_below, key_of, start_names
 from codistill.recipes.schema import Recipe
@@ -145,6 +146,11 @@ class RunFolder:
         changed = difference(stored, recipe)
         may_differ = (*WHERE_AND_HOW, *(["runtime.precision"] if self._keeps_precision(stored, recipe) else []))
         if others := [line for line in changed if not is_below(key_of(line), may_differ)]:
+            for name, network in stored.networks.items():
+                if is_own_name(network) and recipe.networks.get(name) != network:
+                    raise RunError(
+                        missing(f"{self.path}: networks.{name}={network}", f"train(…, networks={{{name!r}: module}})")
+                    )
             lines = "\n  ".join(others)
             raise RunError(
                 f"{self.path} contains a run of another recipe:\n  {lines}\nRepeat its recipe, or choose another --out"
@@ -152,7 +158,11 @@ class RunFolder:
         return changed
 
     def write_recipe(self, recipe: Recipe) -> None:
-        write_atomically(self.recipe, seal(parse.dumps(recipe).encode(), YAML_END))
+        content = seal(parse.dumps(recipe).encode(), YAML_END)
+        if len(content) > parse.MAX_BYTES:
+            limit = parse.MAX_BYTES // 1024
+            raise RunError(f"{self.path}: {len(recipe.edges)} edges make a recipe of more than {limit} KiB; give fewer")
+        write_atomically(self.recipe, content)
 
     def stored_recipe(self) -> Recipe:
         """The recipe of the run; raises RunError if there is none, or if it is damaged."""
