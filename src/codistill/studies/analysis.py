@@ -199,7 +199,7 @@ def _missing_notes(study: Study, found: Results, seeds: Sequence[int], command: 
     lacking = [(row, [seed for seed in seeds if seed not in found[row.key]]) for row in study.rows]
     missing = [f"{_row_title(row, study)} (seed {_join(gone)})" for row, gone in lacking if gone]
     if missing:
-        makes = command or f"codistill study {study.name} --seeds {max(seeds) - study.first_seed + 1}"
+        makes = command or f"codistill study {study.typed} --seeds {max(seeds) - study.first_seed + 1}"
         yield f"Missing runs: {'; '.join(missing)}. `{makes}` makes them."
 
 

@@ -103,6 +103,12 @@ class Study:
     metrics: tuple[str, ...] = ("top1_error",)
     notes: tuple[str, ...] = ()
     shows_cost: bool = False
+    source: str = ""
+    """The file that describes it, as it is typed; a study that ships has none."""
+    compared: tuple[str, ...] = ()
+    """Keys that the rows of a file set: no override may change them."""
+    written: str = ""
+    """The content of such a file that needs no other file, kept beside the tables."""
 
     def __post_init__(self) -> None:
         keys = [row.key for row in self.rows]
@@ -114,6 +120,11 @@ class Study:
                 raise unknown(f"row of study {self.name}", label, sorted(labels))
         if others := set(self.primary) - set(self.contrasts):
             raise ValueError(f"study {self.name}: {sorted(others)} are primary, but not among its contrasts")
+
+    @property
+    def typed(self) -> str:
+        """What to type behind ``codistill study``."""
+        return self.source or self.name
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -180,7 +191,8 @@ class Study:
     def _compared_keys(self) -> list[str]:
         first, *others = (row.recipe for row in self.rows)
         differing = [key_of(line) for recipe in others for line in difference(first, recipe)]
-        return [key for key in dict.fromkeys(["method", *differing]) if key.partition(".")[0] in SUBJECTS]
+        subjects = [key for key in dict.fromkeys(["method", *differing]) if key.partition(".")[0] in SUBJECTS]
+        return [*subjects, *(key for key in self.compared if key not in subjects)]
 
     def _advice(self, key: str) -> str:
         example = self.rows[-1]
