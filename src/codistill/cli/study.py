@@ -89,7 +89,9 @@ def study(
     code = _conclude(outcome, planned, again, screen)
     if publish is not None:
         published, refused = publish_all([run.folder for run in planned.runs if run.is_finished], publish)
-        tables = rebuild_tables(publish, [whole] if whole.source else [])
+        if whole.written:
+            write_atomically(publish / f"{whole.name}.yaml", whole.written)
+        tables = rebuild_tables(publish)
         screen.print(f"Published {len(published)} runs in {publish}, and rebuilt {len(tables)} files of tables there")
         if refused:
             raise ValueError("\n".join(refused))

@@ -115,7 +115,7 @@ def _errors(study: Study, found: Results, notes: Iterator[str], best_epoch: bool
 
 def _columns(study: Study, found: Results, best_epoch: bool) -> Iterator[Column]:
     if len(study.groups) > 1:
-        yield "networks", lambda row: row.group
+        yield study.grouped_by, lambda row: row.group
     yield "row", lambda row: row.label
     yield "n", lambda row: len(found[row.key])
     has_better = any(network == BETTER_TWIN for row in study.rows for network, _ in row.paper)

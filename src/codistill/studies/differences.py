@@ -60,7 +60,7 @@ def differences_table(study: Study, found: Results, scale: float | None) -> Tabl
         p_values = {i: one.p for i, one in enumerate(compared) if one.is_primary is is_primary and one.p is not None}
         corrected |= zip(p_values, holm(list(p_values.values())), strict=True)
         counts.append(len(p_values))
-    group_column = ["networks"] if len(study.groups) > 1 else []
+    group_column = [study.grouped_by] if len(study.groups) > 1 else []
     columns = (*group_column, "difference", "of", "n", "points", "95 % interval", "ahead in", "test", "p", "verdict")
     rows = tuple(one.cells(corrected.get(i), scale) for i, one in enumerate(compared))
     notes = [

@@ -1,8 +1,10 @@
 """Studies of the user's own: a file with rows, seeds and swept keys, checked as recipes are. Imports no torch."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self
 
@@ -76,7 +78,7 @@ class StudyFile(Settings):
         clashes = list(self._clashes())
         yield from clashes
         yield from self._wrong_starts()
-        if len(self.rows) * len(list(self._combinations())) > MAX_ROWS:
+        if len(self.rows) * prod(map(len, self.sweep.values())) > MAX_ROWS:
             yield ("sweep",), f"more than {MAX_ROWS} rows and combinations; sweep fewer values"
         elif not clashes:
             yield from self._recipe_problems()
@@ -86,9 +88,12 @@ class StudyFile(Settings):
         for key, values in self.sweep.items():
             if not values:
                 yield ("sweep", key), "has no values; give a list, [0.05, 0.1]"
-            for label, changes in self.rows.items():
+            for who, changes in {
+                "set": self.set,
+                **{f"row {label!r}": row for label, row in self.rows.items()},
+            }.items():
                 if other := next((other for other in changes if _overlap(key, other)), None):
-                    yield ("sweep", key), f"row {label!r} sets {other} too; leave out one of them"
+                    yield ("sweep", key), f"{who} has {other} too; leave out one of them"
         for place, changes in {("set",): self.set, ("sweep",): self.sweep, **self._row_places()}.items():
             if "seed" in changes:
                 yield (*place, "seed"), "a study sets the seeds of its runs itself; give seeds: [1, 2, 3]"
@@ -181,8 +186,9 @@ class StudyFile(Settings):
             first_seed=self.seeds[0],
             notes=self.notes,
             source=source,
+            grouped_by="setting" if self.sweep else "networks",
             compared=tuple(dict.fromkeys(key for changes in (*self.rows.values(), self.sweep) for key in changes)),
-            written=parse.to_yaml({**self.model_dump(mode="json"), "recipe": dict(base.values)}),
+            written=parse.to_yaml(_without_folder({**self.model_dump(mode="json"), "recipe": dict(base.values)})),
         )
 
 
@@ -205,9 +211,27 @@ def load(file: Path) -> Study:
     return StudyFile.check(values, draft.source, draft.places).study(name, str(file))
 
 
+def studies_beside(folder: Path) -> list[Study]:
+    """The studies of the user's own whose files are in a folder of runs or of published results."""
+    found = []
+    for file in sorted(folder.glob("*.yaml")) if folder.is_dir() else ():
+        with suppress(ValueError, OSError):  # some other file
+            found.append(load(file))
+    return found
+
+
 def _changed(base: parse.Draft, changes: Mapping[str, Any]) -> parse.Draft:
     changed = base.changed({tuple(key.split(".")): value for key, value in changes.items()}, {})
     return parse.Draft(changed.values)
+
+
+def _without_folder(values: Any) -> Any:
+    """The values without the path of the images on this machine, which is typed again."""
+    if not isinstance(values, dict):
+        return values
+    kept = {key: value for key, value in values.items() if key != "data.folder"}
+    data = {"data": {**kept["data"], "folder": None}} if isinstance(kept.get("data"), dict) else {}
+    return {key: _without_folder(value) for key, value in {**kept, **data}.items()}
 
 
 def _overlap(key: str, other: str) -> bool:

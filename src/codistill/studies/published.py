@@ -14,6 +14,7 @@ from codistill.runs.result import Result, read_result, read_result_content
 from codistill.runs.seal import sealed_json
 from codistill.studies import catalogue
 from codistill.studies.analysis import build_tables, training_differences
+from codistill.studies.files import studies_beside
 from codistill.studies.plan import run_name
 from codistill.studies.study import Results, Study, StudyRow, slug
 
@@ -96,14 +97,11 @@ def _slim(content: dict[str, Any]) -> dict[str, Any]:
     return {**content, "epochs": [*map(slim_epoch, others), last], "slimmed": True}
 
 
-def rebuild_tables(results_folder: Path, own: Sequence[Study] = ()) -> list[Path]:
-    """Write the tables of all studies with published runs into ``tables`` beside them; returns the files.
-
-    ``own`` are studies besides those that ship.
-    """
+def rebuild_tables(results_folder: Path) -> list[Path]:
+    """Write the tables of all studies with published runs into ``tables`` beside them; returns the files."""
     published = [_read_published(path) for path in sorted(results_folder.glob("*.json"))]
     written = []
-    for study in (*map(catalogue.get, catalogue.NAMES), *own):
+    for study in (*map(catalogue.get, catalogue.NAMES), *studies_beside(results_folder)):
         if found := _most_complete(study, published):
             rows = tuple(row for row in study.rows if row.group in {r.group for r in study.rows if found.get(r.key)})
             seeds = sorted({seed for by_seed in found.values() for seed in by_seed})

@@ -107,6 +107,8 @@ class Study:
     """The file that describes it, as it is typed; a study that ships has none."""
     compared: tuple[str, ...] = ()
     """Keys that the rows of a file set: no override may change them."""
+    grouped_by: str = "networks"
+    """Heading of the groups in tables."""
     written: str = ""
     """The content of such a file that needs no other file, kept beside the tables."""
 
