@@ -105,6 +105,8 @@ def test_a_row_begins_with_the_weights_of_another(tmp_path: Path) -> None:
 
 
 def test_an_example_is_planned() -> None:
+    example = (ROOT / "examples" / "own_study.yaml").read_text().partition("\ntitle: ")[2]
+    assert f"```yaml\ntitle: {example}```" in (ROOT / "docs" / "own-study.md").read_text()
     planned = call("study", ROOT / "examples" / "own_study.yaml", "--plan")
     assert planned.exit_code == 0, planned.stderr
     assert "To do: 12 runs" in planned.stdout
