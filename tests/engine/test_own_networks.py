@@ -13,7 +13,7 @@ from codistill.engine.trainer import Progress, train
 from codistill.recipes.schema import Recipe
 from codistill.runs.folder import RunFolder
 from support.cli import call
-from support.own_network import OwnNet, TwoOutputs
+from support.own_network import OwnNet, TwoOutputs, block
 from support.tiny import tiniest_recipe
 
 SHIPPED = "a", "b"
@@ -164,10 +164,24 @@ def test_another_module_or_none_is_refused(run: Path) -> None:
         ValueError, match=r"networks.b: the module passed is own:torch\S+, and the run began with own:supp"
     ):
         next(train(stored, run, networks={"b": other}))
+    wider = OwnNet()
+    wider.block1, wider.block2 = block(1, 5), block(5, 8)
+    with pytest.raises(
+        ValueError, match=r"networks.b: the module passed is own:support\S+OwnNet:\w+, and the run began"
+    ):
+        next(train(stored, run, networks={"b": wider}))
+    module, twins = OwnNet(), stored.replace(networks={"a": "own", "b": "own"}, method="dcm", edges={})
+    with pytest.raises(ValueError, match=r"^networks: one module is given twice, .* build two$"):
+        next(train(twins, run, networks={"a": module, "b": module}))
     with pytest.raises(ValueError, match=r"^unknown network 'c'; Allowed: a, b$"):
         next(train(stored, run, networks={"c": OwnNet()}))
     with pytest.raises(ValueError, match=r"networks.b=own:\S+ is a module of your own, .* train\(…, networks={'b'"):
         next(train(stored.replace(networks={"a": "wrn-10-1", "b": "wrn-10-1"}, method="dcm", edges={}), run))
+
+
+def test_a_run_is_not_continued_without_its_graph(run: Path) -> None:
+    with pytest.raises(ValueError, match=r"another graph, custom and not dcm; continue it with \S+yaml, or with"):
+        next(train(recipe(), run, networks={"b": OwnNet()}))
 
 
 def test_a_frozen_module_teaches_with_the_weights_it_has(tmp_path: Path) -> None:

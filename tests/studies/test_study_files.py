@@ -13,6 +13,7 @@ from codistill.recipes import RecipeError, parse
 from codistill.report.overview import read_overview
 from codistill.studies.files import load, resolve
 from codistill.studies.plan import plan_runs
+from codistill.studies.published import setting_of
 from codistill.studies.runner import Command
 from support.cli import call
 from support.site import ROOT
@@ -123,11 +124,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "bad value of a section": ({"rows": {"x": {"heads": {"kind": "no"}}}}, "rows.x.heads.kind: unknown value 'no'"),
     "swept and set": (
         {"sweep": {"method": ["dcm"]}},
-        "sweep.method: row 'alone' has method too; leave out one of them",
+        "sweep.method: rows.alone has method too; leave out one of them",
     ),
     "swept inside what is set": (
         {"rows": {"x": {"optimizer": {"lr": 0.1}}}, "sweep": {"optimizer.lr": [1.0]}},
-        "sweep.optimizer.lr: row 'x' has optimizer too",
+        "sweep.optimizer.lr: rows.x has optimizer too",
     ),
     "swept over nothing": ({"sweep": {"batch_size": []}}, "sweep.batch_size: has no values; give a list"),
     "bad value of a sweep": ({"sweep": {"batch_size": [4, "x"]}}, "sweep.batch_size: must be a whole number, not 'x'"),
@@ -140,6 +141,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "seeds with gaps": ({"seeds": [1, 3]}, "seeds: [1, 3]: must follow one another"),
     "primary of no row": ({"primary": [["together", "alon"]]}, "primary: unknown row 'alon'; did you mean 'alone'?"),
     "start of no row": ({"start_from": {"alone": {"a": "x/a"}}}, "start_from.alone.a: unknown row and network 'x/a'"),
+    "start of no network": (
+        {"start_from": {"together": {"a": "alone/x"}}},
+        "start_from.together.a: unknown network of row alone 'x'; Allowed: a, b",
+    ),
+    "start for no network": ({"start_from": {"together": {"x": "alone/a"}}}, "start.x: unknown network 'x'"),
     "too many": ({"sweep": {f"k{i}": [0] * 99 for i in range(40)}}, "sweep: more than 200 rows and combinations"),
     "unknown recipe": ({"recipe": "quickstrt"}, "recipe: unknown recipe 'quickstrt'; did you mean 'quickstart'?"),
     "module of the user's own": (
@@ -202,3 +208,11 @@ def test_the_folder_of_the_images_stays_on_this_machine(tmp_path: Path) -> None:
     )
     assert "somebody" not in study.written
     assert all(row.recipe.data.folder == "/home/somebody" for row in study.rows)
+
+
+def test_a_run_that_differs_in_what_rows_compare_is_not_a_rows(tmp_path: Path) -> None:
+    row = load(written(tmp_path)).rows[0]
+    other = row.recipe.replace(evaluation={"batch_size": 7})
+    assert setting_of(row, other) is not None
+    assert setting_of(row, other, ("batch_size",)) is not None
+    assert setting_of(row, other, ("evaluation.batch_size",)) is None

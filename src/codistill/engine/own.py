@@ -56,6 +56,8 @@ def adopt(recipe: Recipe, networks: OwnNetworks) -> tuple[Recipe, dict[str, Arch
         if name not in recipe.networks:
             raise unknown("network", name, recipe.networks)
     own = {name: _with_exits(recipe, name, one) for name, one in architectures_of(networks, recipe.seed).items()}
+    if len({id(one.module) for one in own.values()}) < len(own):
+        raise ValueError("networks: one module is given twice, which would be equal and teach nothing; build two")
     for name, network in recipe.networks.items():
         if is_own_name(network) and name not in own:
             raise ValueError(

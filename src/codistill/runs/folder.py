@@ -19,6 +19,7 @@ from codistill.runs.files import LOCK_FILE, TEMPORARY, refuse_unless, write_atom
 from codistill.runs.journal import read_lines
 from codistill.runs.records import Environment
 from codistill.runs.seal import RESTORE, YAML_END, damaged, is_intact, read_sealed, seal
+from codistill.transfer.methods import CUSTOM
 
 MAX_BYTES = 256 * 2**20  # of result.json and data.json, which names every image that was skipped
 
@@ -151,6 +152,11 @@ class RunFolder:
                     raise RunError(
                         missing(f"{self.path}: networks.{name}={network}", f"train(…, networks={{{name!r}: module}})")
                     )
+            if (stored.method == CUSTOM) != (recipe.method == CUSTOM):
+                raise RunError(
+                    f"{self.path} contains a run with another graph, {stored.method} and not {recipe.method}; continue "
+                    f"it with {self.recipe}, or with the same graph=…, or choose another --out"
+                )
             lines = "\n  ".join(others)
             raise RunError(
                 f"{self.path} contains a run of another recipe:\n  {lines}\nRepeat its recipe, or choose another --out"

@@ -13,13 +13,14 @@ from pydantic import Field, field_validator, model_validator
 from codistill.errors import unknown
 from codistill.networks.adapters.own import is_own_name
 from codistill.recipes import parse
-from codistill.recipes.errors import Contradiction, InconsistentError, RecipeError
+from codistill.recipes.errors import Contradiction, InconsistentError, RecipeError, typed
 from codistill.recipes.errors import Path as KeyPath
 from codistill.recipes.settings import Settings
 from codistill.studies import catalogue
 from codistill.studies.study import Study, StudyRow, cohort_title, slug
 
 MAX_ROWS = 200
+SWEEP: KeyPath = ("sweep",)
 TO_BE_TRAINED = "the weights of another row's run"
 Changes = dict[str, Any]
 """By key, ``optimizer.lr`` or ``optimizer``; a section may be given as a mapping."""
@@ -88,18 +89,18 @@ class StudyFile(Settings):
         for key, values in self.sweep.items():
             if not values:
                 yield ("sweep", key), "has no values; give a list, [0.05, 0.1]"
-            for who, changes in {
-                "set": self.set,
-                **{f"row {label!r}": row for label, row in self.rows.items()},
-            }.items():
-                if other := next((other for other in changes if _overlap(key, other)), None):
-                    yield ("sweep", key), f"{who} has {other} too; leave out one of them"
-        for place, changes in {("set",): self.set, ("sweep",): self.sweep, **self._row_places()}.items():
+            for place, changes in self._places.items():
+                if other := next((other for other in changes if place != SWEEP and _overlap(key, other)), None):
+                    yield ("sweep", key), f"{typed(place)} has {other} too; leave out one of them"
+        for place, changes in self._places.items():
             if "seed" in changes:
                 yield (*place, "seed"), "a study sets the seeds of its runs itself; give seeds: [1, 2, 3]"
 
-    def _row_places(self) -> dict[KeyPath, Changes]:
-        return {("rows", label): changes for label, changes in self.rows.items()}
+    @property
+    def _places(self) -> dict[KeyPath, Changes]:
+        """Where keys of recipes are written."""
+        rows: dict[KeyPath, Changes] = {("rows", label): changes for label, changes in self.rows.items()}
+        return {("set",): self.set, SWEEP: self.sweep, **rows}
 
     def _wrong_starts(self) -> Iterator[tuple[KeyPath, str]]:
         for label, starts in self.start_from.items():
@@ -118,6 +119,7 @@ class StudyFile(Settings):
             for problem in error.problems:
                 yield ("recipe",), ": ".join(filter(None, [problem.where, problem.path, problem.message]))
             return
+        networks = {}
         for one in self._combined():
             try:
                 recipe = _changed(base, one.changes).recipe()
@@ -125,25 +127,25 @@ class StudyFile(Settings):
                 for problem in error.problems:
                     yield self._place(one, problem.path), problem.message
                 continue
+            networks[one.label] = recipe.networks
             for name in [name for name, network in recipe.networks.items() if is_own_name(network)]:
                 message = "a study trains by commands, which cannot pass a module of your own; use train() in Python"
                 yield self._place(one, f"networks.{name}"), message
-            for network in [name for name in self.start_from.get(one.label, ()) if name not in recipe.networks]:
-                yield ("start_from", one.label, network), str(unknown("network", network, recipe.networks))
+        for label, starts in self.start_from.items():
+            for network, (row, _, its) in ((name, start.rpartition("/")) for name, start in starts.items()):
+                if row in networks and its not in networks[row]:
+                    yield ("start_from", label, network), str(unknown(f"network of row {row}", its, networks[row]))
 
-    def _place(self, one: Combination, typed: str) -> KeyPath:
+    def _place(self, one: Combination, path: str) -> KeyPath:
         """Where the key of a problem is written in the study; that of a key which is nowhere is its row."""
-        for place, changes in {
-            ("rows", one.label): self.rows[one.label],
-            ("sweep",): self.sweep,
-            ("set",): self.set,
-        }.items():
-            for key in changes:
-                if typed == key or typed.startswith(f"{key}."):
-                    return (*place, key, *filter(None, typed.removeprefix(key).split(".")))
-                if key.startswith(f"{typed}."):
+        row: KeyPath = "rows", one.label
+        for place in (row, SWEEP, ("set",)):
+            for key in self._places[place]:
+                if key.startswith(f"{path}."):
                     return (*place, key)
-        return ("rows", one.label, typed)
+                if _overlap(key, path):
+                    return (*place, key, *filter(None, path.removeprefix(key).split(".")))
+        return (*row, path)
 
     def _base(self) -> parse.Draft:
         match self.recipe:

@@ -113,7 +113,7 @@ def _plan_run(row: StudyRow, seed: int, overrides: Sequence[str], out: Path, thr
     }
     if teachers:
         start = {name: str(RunFolder(run.folder).weights(network)) for name, (run, network) in teachers.items()}
-        recipe = recipe.replace(start=start)
+        recipe = recipe.replace(start={**recipe.start, **start})
     if threads is not None and recipe.runtime.threads is None:
         recipe = recipe.replace(runtime={**recipe.runtime.model_dump(), "threads": threads})
     needs = tuple(run for run, _ in teachers.values())

@@ -70,7 +70,7 @@ def find_given(name: str) -> "OwnArchitecture":
     """The module that was passed under a name; raises ValueError if none was."""
     if is_missing(name):
         other = "".join(f"; the module passed is {described}" for described in _given.get())
-        raise ValueError(missing(name, "networks={NAME: module}", other))
+        raise ValueError(missing(name, "networks={NAME: module}, or use an onnx export", other))
     parsed = parse_own_name(name)
     return replace(_given.get()[parsed.described], paths=parsed.paths)
 
