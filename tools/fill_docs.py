@@ -20,7 +20,7 @@ from typing import Any
 
 import jinja2
 from promises import promises
-from recipe_keys import sections
+from recipe_keys import sections, study_keys
 
 from codistill.recipes import describe
 from codistill.studies import catalogue
@@ -162,7 +162,7 @@ def render(name: str) -> str:
     environment.filters |= {"signed": signed, "clock": clock, "digits": lambda x, n: f"{x:.{n}f}"}
     template = environment.get_template(f"{name}.md")
     studies = [catalogue.get(study) for study in catalogue.NAMES]
-    about = {"recipe_keys": sections(), "promises": promises(), "recipes": describe(), "studies": studies}
+    about = {"recipe_keys": sections(), "study_keys": study_keys(), "promises": promises(), "recipes": describe(), "studies": studies}
     return template.render(published=Published(), **about).strip("\n") + "\n"
 
 

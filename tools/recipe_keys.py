@@ -1,4 +1,4 @@
-"""Every recipe key with type, default and meaning, from the schema; ``fill_docs.py`` puts it into docs/keys.md."""
+"""Every key of recipes and studies, from their schemas; ``fill_docs.py`` puts them into the documentation."""
 
 import json
 import types
@@ -9,8 +9,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from codistill.recipes.schema import Recipe
+from codistill.studies.files import StudyFile
 
-NAMES = {int: "whole number", float: "number", bool: "true or false", str: "text"}
+NAMES = {int: "whole number", float: "number", bool: "true or false", str: "text", Any: "value"}
 
 
 def sections() -> dict[str, list[tuple[str, str, str, str]]]:
@@ -23,6 +24,11 @@ def sections() -> dict[str, list[tuple[str, str, str, str]]]:
         else:
             found[""] += [row(name, field)]
     return found
+
+
+def study_keys() -> list[tuple[str, str, str, str]]:
+    """The rows of a study's file, for docs/own-study.md."""
+    return [row(name, field) for name, field in StudyFile.model_fields.items()]
 
 
 def rows(model: type[BaseModel], prefix: str, models: list[Any]) -> Iterator[tuple[str, str, str, str]]:
@@ -54,6 +60,8 @@ def describe(annotation: Any) -> str:
         return " or ".join("null" if kind is type(None) else describe(kind) for kind in arguments)
     if origin is dict:
         return f"mapping to {describe(arguments[1])}s"
+    if origin is list:
+        return f"list of {describe(arguments[0])}s"
     if origin is tuple:
         return f"list of {describe(arguments[0])}s"
     return NAMES[annotation]

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from codistill import recipes
     from codistill.cohort import Cohort
     from codistill.data.datasets import from_datasets
+    from codistill.engine.evaluate import evaluate_finished
     from codistill.engine.trainer import train
     from codistill.export.export import export_network
     from codistill.export.formats import read_weights
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Cohort", "Objective", "Outline", "Ramp", "Recipe", "TrackerSink", "Transfer", "TransferGraph", "__version__",
-    "build_report", "count_costs", "export_network", "from_datasets", "methods", "predict", "read_overview",
-    "read_weights", "recipes", "train",
+    "build_report", "count_costs", "evaluate_finished", "export_network", "from_datasets", "methods", "predict",
+    "read_overview", "read_weights", "recipes", "train",
 ]  # fmt: skip
 
 _MODULES = {
@@ -43,6 +44,7 @@ _MODULES = {
     "TransferGraph": "codistill.transfer.graph",
     "build_report": "codistill.report.page",
     "count_costs": "codistill.studies.costs",
+    "evaluate_finished": "codistill.engine.evaluate",
     "export_network": "codistill.export.export",
     "from_datasets": "codistill.data.datasets",
     "predict": "codistill.export.predict",

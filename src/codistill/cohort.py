@@ -105,7 +105,8 @@ class Cohort(nn.Module):
         for name, network in architectures.items():
             with _seeded(derive(seed, "init", name)):
                 member = Member(network.backbone(num_classes, in_channels), {})
-                initialise(member, network, init, batchnorm_init)
+                if not isinstance(network, OwnArchitecture):
+                    initialise(member, network, init, batchnorm_init)
             _final, *auxiliary = classifiers[name]
             for exit_name in auxiliary:
                 with _seeded(derive(seed, "init", f"{name}/{exit_name}")):

@@ -219,7 +219,7 @@ def test_ctrl_c_outside_training_ends_with_130(codistill: Codistill, monkeypatch
 def test_listings_have_every_name_with_a_line_on_it(codistill: Codistill) -> None:
     expected = {
         "recipes": RECIPES,
-        "methods": METHODS,
+        "methods": (*METHODS, "custom"),
         "networks": tuple(describe_families()),
         "data": tuple(DATASETS),
         "studies": STUDIES,

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 from codistill.cli.terminal import Lines, LiveTable, best_errors, console, duration
@@ -26,6 +27,7 @@ PROGRESS = Progress(
     images_per_s=1234.5,
     elapsed_s=60.0,
     remaining_s=3725.0,
+    predict=lambda split: ({}, torch.empty(0)),
 )
 
 

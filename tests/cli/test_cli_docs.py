@@ -11,9 +11,10 @@ from codistill.cli.app import app
 from codistill.cli.explore import LISTINGS
 from codistill.errors import ExitCode
 from codistill.recipes import resolve
-from codistill.studies import catalogue
+from codistill.studies.files import resolve as study_of
 
-TEXT = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
 LINES = re.findall(r"^codistill .*$", TEXT, re.MULTILINE)
 COMMANDS = vars(get_command(app))["commands"]
 
@@ -32,7 +33,7 @@ def test_documented_commands_are_understood(line: str) -> None:
     if name in ("train", "show") and not given["source"].endswith(".yaml"):
         resolve(given["source"], given["changes"])
     if name == "study":
-        study = catalogue.get(given["name"])
+        study = study_of(str(ROOT / given["name"]) if given["name"].endswith(".yaml") else given["name"])
         study.select(given["methods"] and given["methods"].split(","), given["rows"] and given["rows"].split(","))
         study.check_overrides(given["changes"])
     if name == "list":

@@ -56,7 +56,10 @@ def test_a_student_before_its_teacher_is_told_the_rule(codistill: Codistill) -> 
     result = codistill("show", "quickstart", "method=kd", networks, "start.teacher=weights.safetensors")
     assert result.exit_code == 2
     assert "start.student: missing; kd's teacher is the first network, student" in result.stderr
-    assert "'networks={teacher: resnet-8, student: wrn-10-1}'" in result.stderr
+    assert "if 'teacher' is to teach, type teachers=[teacher]" in result.stderr
+    assert (
+        codistill("show", "quickstart", "method=kd", networks, "teachers=[teacher]", "start.teacher=w").exit_code == 0
+    )
 
 
 def test_another_teacher_is_another_recipe() -> None:

@@ -26,7 +26,7 @@ def test_importing_imports_no_torch() -> None:
 
 
 def test_every_public_name_is_what_it_says() -> None:
-    assert len(codistill.__all__) == 19
+    assert len(codistill.__all__) == 20
     assert dir(codistill) == sorted(codistill.__all__)
     places = {
         "Cohort": "codistill.cohort",
@@ -39,6 +39,7 @@ def test_every_public_name_is_what_it_says() -> None:
         "TransferGraph": "codistill.transfer.graph",
         "build_report": "codistill.report.page",
         "count_costs": "codistill.studies.costs",
+        "evaluate_finished": "codistill.engine.evaluate",
         "export_network": "codistill.export.export",
         "from_datasets": "codistill.data.datasets",
         "predict": "codistill.export.predict",

@@ -9,7 +9,7 @@ from typer.main import get_command
 
 from codistill.cli.app import app
 from codistill.recipes import parse, resolve
-from codistill.studies import catalogue
+from codistill.studies.files import resolve as study_of
 from support.site import ROOT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -32,10 +32,11 @@ def test_there_are_commands_to_check() -> None:
 
 
 @pytest.mark.parametrize(("page", "line"), LINES)
-def test_documented_commands_are_understood(page: str, line: str) -> None:
+def test_documented_commands_are_understood(page: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _, name, *arguments = shlex.split(line)
     given = COMMANDS[name].make_context(name, arguments).params  # refuses unknown options and missing arguments
     if name in ("train", "show", "bench") and Path(given["source"]).suffix not in parse.SUFFIXES:
         resolve(given["source"], given["changes"])
     if name == "study":
-        catalogue.get(given["name"]).check_overrides(given["changes"])
+        monkeypatch.chdir(ROOT)
+        study_of(given["name"]).check_overrides(given["changes"])

@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from codistill.export.export import Exported, latency_ms, prove, require_same, same_nodes
 from codistill.export.formats import FORMATS
 from codistill.export.network import load_network
-from codistill.networks.adapters.architecture import LibraryArchitecture
+from codistill.networks.adapters.architecture import LibraryArchitecture, OwnArchitecture
 from codistill.networks.backbone import Architecture, Backbone
 from codistill.networks.densenet import DenseNet
 from codistill.networks.families import FAMILIES
 from codistill.networks.mobilenet import MobileNet, MobileNetV2
 from codistill.networks.resnet import CifarResNet, ImageNetResNet, PreActivationResNet, WideResNet
 from support import zoo
+from support.own_network import OwnNet
 
 SHAPE = (1, 28, 28)
 
@@ -85,6 +86,7 @@ SMALLEST = (
     MobileNet(),
     MobileNetV2(),
     LibraryArchitecture("timm", "vit_tiny_patch16_224", {"img_size": 28, "patch_size": 14}),
+    OwnArchitecture(OwnNet()),
 )
 
 

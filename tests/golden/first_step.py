@@ -56,7 +56,8 @@ def applicable(recipe: Recipe) -> list[str]:
 
 
 def catalogue() -> dict[str, Recipe]:
-    return {entry.name: entry.recipe for entry in recipes.describe()}
+    four = recipes.load(FILE.parents[2] / "examples" / "four_networks.yaml")
+    return {entry.name: entry.recipe for entry in recipes.describe()} | {four.name: four}
 
 
 def all_losses() -> dict[str, dict[str, float]]:

@@ -176,6 +176,22 @@ BAD = {
         "lr_of.c: unknown network 'c'",
     ),
     "teacher without weights": (WHOLE + "method: kd\n", "start.a: missing; kd's teacher is the first network, a,"),
+    "teachers of a method without": (WHOLE + "method: dml\nteachers: [a]\n", "teachers: dml has none, only kd and cml"),
+    "unknown teacher": (WHOLE + "method: cml\nteachers: [c]\n", "teachers: unknown teacher 'c'; Allowed: a, b"),
+    "only teachers": (WHOLE + "method: kd\nteachers: [a, b]\n", "every network is a teacher, a, b; leave at least"),
+    "named teacher without weights": (
+        WHOLE + "method: kd\nteachers: [b]\n",
+        "start.b: missing; with kd this network only teaches, so give its weights: start.b=FILE",
+    ),
+    "graph of its own without edges": (WHOLE + "method: custom\n", "edges: custom is its edges, and there are none"),
+    "learner that its graph does not know": (
+        WHOLE + "method: custom\nedges: {labels->a/final: 1, a/final->x/final: 1}\n",
+        "edges.a/final->x/final: unknown classifier 'x/final'; did you mean 'b/final'",
+    ),
+    "initial edges of a method": (
+        WHOLE + "transfer: {initial_edges: {labels->a/final: 1}}\n",
+        "transfer.initial_edges: only method=custom has them",
+    ),
     "both mixings": (WHOLE + "augment: {mixup: 1, cutmix: 1}\n", "augment.cutmix: mixup and cutmix are both on"),
     "folder without size": (altered("cifar10", "folder"), "data.image_size: missing; the images of a folder"),
     "crop too large": (

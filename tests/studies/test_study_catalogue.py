@@ -24,7 +24,7 @@ from support.study_rows import ROWS
 def test_every_method_can_be_a_row() -> None:
     rows = method_rows(recipes.get("quickstart", ["start.a=a.safetensors"]), methods.NAMES)
     assert [row.recipe.method for row in rows] == list(methods.NAMES)
-    assert len({row.label for row in rows}) == len(methods.NAMES) == 11
+    assert len({row.label for row in rows}) == len(methods.NAMES) == 12
 
 
 def test_the_catalogue_is_complete() -> None:

@@ -49,17 +49,26 @@ def loss(
     beta: float = 1.0,
     gamma: float = 1.0,
     delta: float = 1.0,
+    teachers: int = 1,
     held: list[Network] | None = None,
 ) -> float:
-    """The sum of the networks' losses (Eq. 1, 4 and 7); for more than two networks, over all other networks."""
+    """The sum of the networks' losses (Eq. 1, 4 and 7); for more than two networks, over all other networks.
+
+    Of kd and cml, the first ``teachers`` networks only teach.
+    """
     held = held or networks
 
     def transfer(source: np.ndarray, learner: np.ndarray) -> float:
         return l_kd(soften(source, temperature), soften(learner, temperature))
 
-    if method == "kd":
-        teacher = held[0][1]
-        return sum(classification(s[1], labels) + lam * transfer(teacher, s[1]) for s in networks[1:])
+    if method in ("kd", "cml"):
+        total = 0.0
+        for here, student in list(enumerate(networks))[teachers:]:
+            total += classification(student[1], labels)
+            total += lam * sum(transfer(teacher[1], student[1]) for teacher in held[:teachers])  # Eq. 1
+            peers = [peer for there, peer in enumerate(held) if there >= teachers and there != here]
+            total += (beta if method == "cml" else 0.0) * sum(transfer(peer[1], student[1]) for peer in peers)  # Eq. 4
+        return total
 
     total = 0.0
     for here, network in enumerate(networks):

@@ -57,7 +57,7 @@ def test_json_brings_every_method_back() -> None:
     for name in methods.NAMES:
         graph = methods.get(name)(TWINS).replace(temperature=4.0, t_squared=True)
         assert TransferGraph.from_dict(json.loads(json.dumps(graph.to_dict()))) == graph
-    assert len(methods.NAMES) == 11
+    assert len(methods.NAMES) == 12
 
 
 def test_weight_zero_is_no_edge() -> None:

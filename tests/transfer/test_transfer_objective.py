@@ -48,6 +48,17 @@ def test_equals_the_papers_equations(name: str, outline: Outline, temperature: f
     assert (loss.total + objective.source_entropy(logits)).item() == pytest.approx(cross_entropy, abs=1e-12)
 
 
+@pytest.mark.parametrize("teachers", [1, 2, 3])
+@pytest.mark.parametrize("name", ["kd", "cml"])
+def test_several_teachers_equal_the_equations(name: str, teachers: int) -> None:
+    outline = Outline({network: {"final": 1, "stage2": 2} for network in "abcd"})
+    logits, weights = random_logits(outline), {"lam": 0.3, **({"beta": 1.1} if name == "cml" else {})}
+    named = ["c", "a", "b"] if teachers == 3 else ["a", "b"][:teachers]
+    loss = Objective(methods.get(name)(outline, teachers=named, **weights))(logits, HARD)
+    expected = paper.loss(name, as_networks(outline, logits), HARD.numpy(), paper.eq_5, teachers=teachers, **WEIGHTS)  # type: ignore[arg-type]
+    assert loss.total.item() == pytest.approx(expected, abs=1e-12)
+
+
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
 def test_an_epsilon_is_added_to_both_sides_of_every_edge_and_divided_out(temperature: float) -> None:
     """As in the authors' code, with logits so far apart that probabilities are below 1e-8."""

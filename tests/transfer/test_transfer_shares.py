@@ -44,7 +44,7 @@ def test_the_papers_methods_are_their_shares(name: str) -> None:
         assert sources is not None
         assert graph.shares[classifier.name] == float(Fraction(sources, 1 + sources))
         assert graph.scales[classifier.name] == 1 + sources
-    assert set(SOURCES) | {"kd", "mutual"} == set(methods.NAMES)
+    assert set(SOURCES) | {"kd", "cml", "mutual"} == set(methods.NAMES)
     kd = methods.kd(TWINS)
     assert (kd.shares, kd.scales) == ({"b/final": 0.5}, {"b/final": 2.0})
 

@@ -35,12 +35,13 @@ def _studies() -> dict[str, str]:
     return {name: catalogue.get(name).title for name in catalogue.NAMES}
 
 
+CUSTOM = "A graph of your own: `edges` has all of it, as in edges={labels->a/final: 1, labels->b/final: 1}."
 ENOUGH_EPOCHS = 100  # the shortest published training, with right labels, in which DCM has a gain
 
 
 LISTINGS: dict[str, Callable[[], dict[str, str]]] = {
     "recipes": lambda: {entry.name: entry.summary for entry in recipes.describe()},
-    "methods": lambda: {name: _method(name) for name in methods.NAMES},
+    "methods": lambda: {name: _method(name) for name in methods.NAMES} | {methods.CUSTOM: CUSTOM},
     "networks": describe_families,
     "data": lambda: {name: row.description for name, row in DATASETS.items()},
     "studies": _studies,
@@ -102,6 +103,8 @@ def show(
         f"For one image of {'×'.join(map(str, seen.shape))}, {seen.classes} classes{note}; 2 FLOPs per multiply-add.\n"
         f"Training costs {_mega(training)} MFLOPs per image: 3 × forward with heads; 1 × for a frozen teacher.\n"
     )
+    if left_out := recipe.networks.keys() - costs.keys():
+        screen.print(f"Without {', '.join(sorted(left_out))}, modules of your own, which no file contains.\n")
     typer.echo(recipe.graph.matrix())
     if is_too_short(recipe):
         screen.print(

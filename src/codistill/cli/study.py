@@ -14,11 +14,12 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from codistill.cli.terminal import Changes, complete, console
 from codistill.errors import ExitCode
+from codistill.runs.files import write_atomically
 from codistill.runs.result import Result, read_result
-from codistill.studies import catalogue
 from codistill.studies.analysis import StudyTables, build_tables
 from codistill.studies.conclusion import conclude
 from codistill.studies.costs import epoch_flops
+from codistill.studies.files import resolve
 from codistill.studies.plan import (
     Pace,
     Plan,
@@ -39,7 +40,9 @@ def study(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME", help="A study listed by `codistill list studies`.", autocompletion=complete("studies")
+            metavar="NAME|FILE",
+            help="A study listed by `codistill list studies`, or a .yaml or .json file.",
+            autocompletion=complete("studies"),
         ),
     ],
     changes: Changes,
@@ -60,19 +63,22 @@ def study(
     publish: Annotated[Path | None, typer.Option(metavar="DIR", help="Copy the results of finished runs here.")] = None,
 ) -> int:
     """Train all runs of a study and print its table, with n and ±."""
-    whole = catalogue.get(name)
+    whole = resolve(name)
     chosen = whole.select(*(None if names is None else names.split(",") for names in (methods, rows)))
     whole.check_overrides(changes)
     chosen_seeds = chosen.seed_range(seeds)
     if publish is not None and publish.is_file():
         raise ValueError(f"--publish {publish} is a file; name a folder")
-    folder, screen = out or Path("runs") / name, console()
+    folder, screen = out or Path("runs") / whole.name, console()
     at_once, threads = choose_jobs(chosen.rows[0].resolve(changes), jobs)
     planned = plan_runs(chosen, chosen_seeds, changes, folder, threads)
     if plan:
         print_table(plan_table(chosen, planned, at_once, Pace.of(planned)), screen)
         return ExitCode.DONE
     require_data(planned.runs)
+    if whole.written:  # so that reports know its rows
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / f"{whole.name}.yaml", whole.written)
     _announce(chosen, planned, at_once, screen)
     display = StudyProgress(planned.runs, screen)
     outcome = run_all(planned.runs, folder, jobs=at_once, display=display, command=train_command)
@@ -86,6 +92,8 @@ def study(
     code = _report_unfinished(outcome, unfinished, planned, again, screen)
     if publish is not None:
         published, refused = publish_all([run.folder for run in planned.runs if run.is_finished], publish)
+        if whole.written:
+            write_atomically(publish / f"{whole.name}.yaml", whole.written)
         tables = rebuild_tables(publish)
         screen.print(f"Published {len(published)} runs in {publish}, and rebuilt {len(tables)} files of tables there")
         if refused:

@@ -1,16 +1,19 @@
 """Loading the images of a training, with the checks of a recipe that need the images."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 
 from codistill.data.images import ImageData
 from codistill.data.load import load, prepare
 from codistill.engine.schedule import TrainingSchedule
-from codistill.engine.state import cohort_of
+from codistill.engine.state import NONE, cohort_of
+from codistill.networks.backbone import Architecture
 from codistill.recipes.schema import Recipe
 
 
-def load_images(recipe: Recipe, given: ImageData | None) -> ImageData:
+def load_images(recipe: Recipe, given: ImageData | None, own: Mapping[str, Architecture] = NONE) -> ImageData:
     """Load the recipe's images, or prepare the ``given`` ones; raises ValueError if they do not fit the recipe."""
     data = prepare_own_images(given, recipe) if given else load(recipe.data, seed=recipe.seed)
     if recipe.checkpoints.best and data.validation is None:
@@ -18,7 +21,7 @@ def load_images(recipe: Recipe, given: ImageData | None) -> ImageData:
             f"checkpoints.best=true needs a validation set, and {data.name} has none of its own (val/ beside test/); "
             "type data.validation=0.1 to hold out a tenth of the training set"
         )
-    refuse_lone_image(recipe, data)
+    refuse_lone_image(recipe, data, own)
     return data
 
 
@@ -37,7 +40,7 @@ def prepare_own_images(data: ImageData, recipe: Recipe) -> ImageData:
     return prepare(data, settings, recipe.seed)
 
 
-def refuse_lone_image(recipe: Recipe, data: ImageData) -> None:
+def refuse_lone_image(recipe: Recipe, data: ImageData, own: Mapping[str, Architecture] = NONE) -> None:
     """Raise ValueError if the last batch has one image and a network cannot normalise it.
 
     Batch normalisation needs more than one value per channel, so the training would end after its first epoch.
@@ -47,7 +50,7 @@ def refuse_lone_image(recipe: Recipe, data: ImageData) -> None:
         return
     height, width = recipe.augment.crop_size(data.image_size)
     with torch.device("meta"):  # shapes alone: nothing is computed or drawn
-        cohort = cohort_of(recipe, data.num_classes, data.channels)
+        cohort = cohort_of(recipe, data.num_classes, data.channels, own=own)
         image = torch.empty(1, data.channels, height, width)
     for name, network in recipe.networks.items():
         if name in recipe.graph.learning_networks and not _learns_from(cohort.members[name], image):

@@ -6,6 +6,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,7 @@ from codistill.data.batches import WHOLE
 from codistill.data.device import OnDevice
 from codistill.data.images import ImageData, ImageSet
 from codistill.data.load import load
+from codistill.engine.own import NO_NETWORKS, OwnNetworks, given_networks, require_given
 from codistill.engine.peers import ALONE, Peers
 from codistill.engine.runtime import Machine, prepared, without_trials
 from codistill.engine.state import cohort_of
@@ -137,10 +139,22 @@ class Evaluation:
     """The run's damaged files that the evaluation did not need, in words."""
 
 
-def evaluate_finished(folder: RunFolder, *, best: bool = False) -> Evaluation:
-    """Evaluate the networks of a finished run on its test images: as shipped, or those of its best checkpoint."""
+def evaluate_finished(
+    folder: RunFolder | str | Path, *, best: bool = False, networks: OwnNetworks = NO_NETWORKS
+) -> Evaluation:
+    """Evaluate the networks of a finished run on its test images: as shipped, or those of its best checkpoint.
+
+    ``networks`` are the modules of your own that it was trained with.
+    """
+    folder = folder if isinstance(folder, RunFolder) else RunFolder(Path(folder))
+    with given_networks(networks):
+        return _evaluate_finished(folder, best=best)
+
+
+def _evaluate_finished(folder: RunFolder, *, best: bool) -> Evaluation:
     result = read_finished(folder)
     recipe = result.recipe
+    require_given(recipe, recipe.networks, f"evaluate_finished({str(folder.path)!r}")
     saved = weights.best_checkpoint(folder) if best else None
     epoch = saved_state(saved, folder.best).position.epoch if saved else recipe.length.epochs
     data = load(recipe.data, seed=recipe.seed)

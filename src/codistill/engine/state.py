@@ -1,9 +1,11 @@
 """Everything that a training step reads and changes: the cohort, its optimizers, and the sums on the device."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +18,14 @@ from codistill.engine.health import Health
 from codistill.engine.optim import MovingAverage, build_optimizers, optimizer_tensors
 from codistill.engine.peers import ALONE, Peers
 from codistill.engine.runtime import Machine
+from codistill.networks.backbone import Architecture
 from codistill.recipes.schema import Recipe
 from codistill.runs.weights import checkpoint_tensors, load_weights, tensors_of_network
 from codistill.transfer.objective import Loss, Objective
 
 LARGE_ENOUGH = 32  # pixels: every built-in family has a feature map left at its last stage
 SHARPENED = 3
+NONE: Mapping[str, Architecture] = MappingProxyType({})
 LONG = 10**16
 """Weights times images of a training, from which on cuDNN times its convolution algorithms instead of guessing.
 
@@ -133,6 +137,15 @@ class Training:
         for name, member in self.cohort.members.items():
             member.train(learning and name in learns)
 
+    @contextmanager
+    def evaluation_mode(self) -> Iterator[None]:
+        """Inside, all networks are in evaluation mode."""
+        self.set_mode(learning=False)
+        try:
+            yield
+        finally:
+            self.set_mode(learning=True)
+
 
 @torch.no_grad()
 def copy_matching(tensors: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
@@ -148,11 +161,18 @@ def copy_matching(tensors: Mapping[str, Tensor], saved: Mapping[str, Tensor]) ->
 
 
 def prepare_training(
-    recipe: Recipe, data: ImageData, machine: Machine, peers: Peers = ALONE, *, images: int | None = None
+    recipe: Recipe,
+    data: ImageData,
+    machine: Machine,
+    peers: Peers = ALONE,
+    *,
+    images: int | None = None,
+    own: Mapping[str, Architecture] = NONE,
 ) -> Training:
     """Build the cohort with the heads that the graph uses, its optimizers and its objective, on the device.
 
-    ``images`` is the number of training images per epoch if ``data`` only stands in for them.
+    ``images`` is the number of training images per epoch if ``data`` only stands in for them, ``own`` are modules of
+    the user's in the place of the recipe's networks.
     """
     graph = recipe.graph
     here = [name for name in recipe.networks if peers.holds(name)]
@@ -163,7 +183,7 @@ def prepare_training(
             f"augment.randaugment sharpens with a {SHARPENED}×{SHARPENED} kernel, and these images have "
             f"{image_size[0]}×{image_size[1]}; take larger ones with data.image_size, or augment.randaugment=0"
         )
-    cohort = cohort_of(recipe, data.num_classes, data.channels, image_size=image_size, only=here)
+    cohort = cohort_of(recipe, data.num_classes, data.channels, image_size=image_size, only=here, own=own)
     for name, file in recipe.start.items():
         if name in here:
             load_weights(cohort.members[name].backbone, Path(file), name)
@@ -202,6 +222,7 @@ def cohort_of(
     *,
     image_size: tuple[int, int] | None = None,
     only: Collection[str] | None = None,
+    own: Mapping[str, Architecture] = NONE,
 ) -> Cohort:
     """Build the recipe's networks, or ``only`` some, untrained, with the heads that its graph uses.
 
@@ -210,7 +231,7 @@ def cohort_of(
     """
     networks = {name: network for name, network in recipe.networks.items() if only is None or name in only}
     cohort = Cohort(
-        networks,
+        {name: own.get(name, network) for name, network in networks.items()},
         num_classes=num_classes,
         in_channels=in_channels,
         image_size=image_size,

@@ -7,27 +7,32 @@ random draw is a function of the seed and of the position. (On a GPU that takes 
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from codistill.data.batches import EpochPlan, plan_epoch
 from codistill.data.images import ImageData
 from codistill.engine.checks import load_images
-from codistill.engine.evaluate import Metrics, ensemble, evaluate
+from codistill.engine.evaluate import Classify, Metrics, ensemble, evaluate
 from codistill.engine.fast.capture import CapturedStep
 from codistill.engine.optim import set_learning_rate
+from codistill.engine.own import NO_NETWORKS, OwnNetworks, adopt
 from codistill.engine.peers import ALONE
 from codistill.engine.recovery import Recovery
 from codistill.engine.run import Run, RunStorage
-from codistill.engine.runtime import capture_obstacles, prepared
+from codistill.engine.runtime import capture_obstacles, prepared, without_trials
 from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.engine.state import Training, prepare_training
 from codistill.engine.step import PlainStep
+from codistill.errors import unknown
 from codistill.log import log
 from codistill.recipes.schema import Recipe
 from codistill.runs.folder import RunFolder
+from codistill.transfer.graph import Outline, TransferGraph
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,11 @@ class Progress:
     images_per_s: float
     elapsed_s: float
     remaining_s: float
+    predict: "Callable[..., tuple[dict[str, Tensor], Tensor]]" = field(repr=False, compare=False)
+    """For metrics of your own: ``predict("test")`` has the logits of every network by name, and the labels.
+
+    They are of the networks as they ship, as tensors on the CPU. Call it before the training goes on.
+    """
 
 
 class StoppedError(Exception):
@@ -60,25 +70,32 @@ def train(
     recipe: Recipe,
     out: str | Path,
     *,
+    networks: OwnNetworks = NO_NETWORKS,
+    graph: TransferGraph | Callable[[Outline], TransferGraph] | None = None,
     data: ImageData | None = None,
     stop: Callable[[], bool] = never,
     heartbeat: Callable[[Position, TrainingSchedule], None] = ignore,
 ) -> Iterator[Progress]:
     """Train ``recipe`` in the folder ``out``, from the start or from where an earlier call left off.
 
-    ``data`` replaces the images that the recipe names; its limits and wrong labels still apply. ``stop`` is asked after
-    every update and before every batch of an evaluation: when it returns True, the run is saved and the generator ends.
-    ``heartbeat`` is called after every step. Runs save every ``checkpoints.every_s`` seconds, at the end, and when the
-    generator is closed.
+    ``networks`` are modules of your own in the place of the recipe's networks of these names, ``graph`` is a graph of
+    your own, or a method, in the place of the recipe's; the run's recipe.yaml has the whole graph, but of a module only
+    what it takes to recognise it. ``data`` replaces the images that the recipe names; its limits and wrong labels still
+    apply. ``stop`` is asked after every update and before every batch of an evaluation: when it returns True, the run
+    is saved and the generator ends. ``heartbeat`` is called after every step. Runs save every ``checkpoints.every_s``
+    seconds, at the end, and when the generator is closed.
     """
+    recipe, own = adopt(recipe, networks)
+    if graph is not None:
+        recipe = recipe.with_graph(graph)
     folder = RunFolder(Path(out))
     if folder.is_finished(recipe):
         log.info("%s is finished already", out)
         return
-    data = load_images(recipe, data)
+    data = load_images(recipe, data, own)
     schedule = TrainingSchedule.of(recipe, len(data.train))
     with prepared(recipe.runtime) as machine:
-        training = prepare_training(recipe, data, machine)
+        training = prepare_training(recipe, data, machine, own=own)
         with Run.open(folder, recipe, data) as run:
             yield from run_training(training, schedule, run, stop, heartbeat)
 
@@ -189,19 +206,31 @@ def conclude_epoch(
         images_per_s=schedule.images_seen(position) / run.elapsed_s,
         elapsed_s=run.elapsed_s,
         remaining_s=run.elapsed_s / done * (schedule.steps - done),
+        predict=partial(predict, training),
     )
 
 
 def measure(training: Training, epochs_done: int, stop: Callable[[], bool] = never) -> dict[str, dict[str, Metrics]]:
     """Measure the shipped networks; every ``all_every_epochs``, all classifiers and the ensemble. By split and name."""
-    recipe, data = training.recipe, training.data
+    recipe = training.recipe
     everything = epochs_done % recipe.evaluation.all_every_epochs == 0 or epochs_done == recipe.length.epochs
+    classify = classifier(training, everything, stop)
+    with training.evaluation_mode():
+        return {
+            split: evaluate(classify, images, recipe.evaluation.batch_size, training.peers)
+            for split, images in training.data.splits.items()
+            if split != "train"
+        }
+
+
+def classifier(training: Training, everything: bool, stop: Callable[[], bool] = never) -> Classify:
+    """Raw pixels in, logits of the shipped networks out; with ``everything``, of all classifiers and the ensemble."""
     shipped = training.shipped()
 
     def classify(pixels: Tensor) -> dict[str, Tensor]:
         if stop():
             raise StoppedError
-        images = data.plain(pixels).contiguous(memory_format=training.machine.memory_format)
+        images = training.data.plain(pixels).contiguous(memory_format=training.machine.memory_format)
         with training.machine.autocast():
             logits = training.cohort(images) if everything else {}
             # A moving average ships without heads, so auxiliary classifiers are those of the network that learns.
@@ -211,11 +240,17 @@ def measure(training: Training, epochs_done: int, stop: Callable[[], bool] = nev
         known = training.peers.exchange({**logits, **finals}, names)
         return {**known, **({"ensemble": ensemble(known)} if everything else {})}
 
-    training.set_mode(learning=False)
-    metrics = {
-        split: evaluate(classify, images, recipe.evaluation.batch_size, training.peers)
-        for split, images in data.splits.items()
-        if split != "train"
-    }
-    training.set_mode(learning=True)
-    return metrics
+    return classify
+
+
+@torch.no_grad()
+def predict(training: Training, split: str = "test") -> tuple[dict[str, Tensor], Tensor]:
+    """The logits of the shipped networks for every image of a split, ``{"a/final": …}``, and its labels, on the CPU."""
+    if split not in training.data.splits:
+        raise unknown("split", split, training.data.splits)
+    classify, images = classifier(training, everything=False), training.data.splits[split]
+    with training.evaluation_mode(), without_trials():
+        batches = images.in_batches(training.recipe.evaluation.batch_size)
+        parts = [({name: z.float().cpu() for name, z in classify(x).items()}, labels.cpu()) for x, labels in batches]
+    logits = {name: torch.cat([part[name] for part, _ in parts]) for name in training.finals}
+    return logits, torch.cat([labels for _, labels in parts])

@@ -18,6 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from torch import Tensor, nn
 
 import codistill
+from codistill.engine.own import NO_NETWORKS, OwnNetworks, given_networks
 from codistill.errors import number, printable
 from codistill.export import bundle, formats
 from codistill.export.formats import Classify, Format, Identity
@@ -57,17 +58,24 @@ def export_network(
     *,
     best: bool = False,
     force: bool = False,
+    networks: OwnNetworks = NO_NETWORKS,
 ) -> Exported:
     """Write ``network`` of the run to the folder ``out`` as safetensors, pt2 or onnx, with labels and a model card.
 
-    ``best`` exports the epoch with the lowest validation error, if the run kept it.
+    ``best`` exports the epoch with the lowest validation error, if the run kept it. ``networks`` are the modules of
+    your own that it was trained with.
 
     The folder must be new, empty or an earlier export, which is replaced; with ``force`` it may contain other files,
     which are kept. On failure, no partial export is left there.
     """
     form, out = formats.get(format), Path(out)
     bundle.refuse_foreign(out, force=force)
-    shipped = load_network(Path(run), network, best=best)
+    with given_networks(networks):
+        shipped = load_network(Path(run), network, best=best)
+        return _write(shipped, form, out, force=force)
+
+
+def _write(shipped: PlainNetwork, form: Format, out: Path, *, force: bool) -> Exported:
     with bundle.staged(out, force=force) as stage:
         form.write(stage / form.file, shipped.network, shipped.identity, shipped.input_shape)
         proof = prove(shipped, form, stage / form.file)

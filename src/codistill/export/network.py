@@ -16,10 +16,12 @@ from codistill.data.augmentation import centre_crop, normalise
 from codistill.data.images import ImageData
 from codistill.data.load import load
 from codistill.engine.evaluate import has_test_images_of
+from codistill.engine.own import require_given
 from codistill.engine.schedule import Position
 from codistill.engine.state import cohort_of
 from codistill.errors import unknown
 from codistill.export.formats import Identity, read_weights
+from codistill.networks.adapters.own import is_missing
 from codistill.recipes.schema import Recipe
 from codistill.runs.checkpoint import Saved, Store
 from codistill.runs.folder import MAX_BYTES, RunFolder
@@ -53,6 +55,7 @@ class History:
         recipe = folder.stored_recipe()
         if name not in recipe.networks:
             raise unknown(f"network of {run}", name, recipe.networks)
+        require_given(recipe, [name], f"export_network({str(run)!r}, {name!r}, 'onnx', 'DIR'")
         report, environment = DataReport.read(folder.data, MAX_BYTES), Environment.read(folder.environment)
         return cls(folder, recipe, name, folder.result.exists(), report, environment)
 
@@ -181,10 +184,11 @@ def _shipped(
     data: ImageData | None,
 ) -> PlainNetwork:
     recipe, name = history.recipe, history.name
-    cohort = cohort_of(recipe, identity.num_classes, identity.in_channels)
+    known = [one for one, network in recipe.networks.items() if not is_missing(network)]
+    cohort = cohort_of(recipe, identity.num_classes, identity.in_channels, only=known)
     cohort.eval().requires_grad_(False)
     if saved is not None:
-        load_strictly(cohort, cohort_weights(saved.tensors), f"the tensors saved in {history.folder.path}")
+        load_strictly(cohort, cohort_weights(saved.tensors, known), f"the tensors saved in {history.folder.path}")
     network = cohort.strip(name)
     load_strictly(network, weights, f"the weights of {name} in {history.folder.path}")
     if saved is None or history.averaged:

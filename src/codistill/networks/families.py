@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from codistill.errors import did_you_mean, install_hint, unknown
 from codistill.networks.adapters.naming import is_library_name, parse_library_name
+from codistill.networks.adapters.own import OWN, find_given, is_own_name, parse_own_name
 
 if TYPE_CHECKING:
     from codistill.networks.backbone import Architecture
@@ -149,6 +150,12 @@ FAMILIES = (
         "codistill.networks.adapters.architecture:LibraryArchitecture",
         {},
     ),
+    Family(
+        OWN,
+        "a module of your own, from Python: train(recipe, out, networks={'c': module})",
+        "codistill.networks.adapters.architecture:OwnArchitecture",
+        {},
+    ),
 )
 
 IN_AUTHORS_CODE = ("WRN", "MobileNet")
@@ -181,6 +188,8 @@ class NetworkName:
 
 def architecture(name: str) -> "Architecture":
     """The architecture that ``name`` stands for: ``architecture("wrn-28-4").backbone(num_classes=100)``."""
+    if is_own_name(name):
+        return find_given(name)
     network = parse(name)
     options: dict[str, Any] = dict(network.options)
     return network.family.load()(**options)
@@ -192,6 +201,9 @@ def parse(name: str) -> NetworkName:
         parsed = parse_library_name(name)
         family = next(family for family in FAMILIES if family.pattern.startswith(f"{parsed.library}:"))
         return NetworkName(name, family, vars(parsed), parsed.exits)
+    if is_own_name(name):
+        own = parse_own_name(name)
+        return NetworkName(name, next(family for family in FAMILIES if family.pattern == OWN), vars(own), own.exits)
     matches = [(family, texts) for family in FAMILIES if (texts := family.option_texts(name)) is not None]
     if not matches:
         patterns = ", ".join(describe_families())

@@ -4,9 +4,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from codistill.errors import unknown
+from codistill.networks.adapters.own import is_own_name
 from codistill.networks.families import IN_AUTHORS_CODE, parse
 from codistill.recipes.errors import Contradiction, Path
 from codistill.transfer import methods
+from codistill.transfer.graph import Outline
 
 if TYPE_CHECKING:
     from codistill.recipes.schema import Recipe
@@ -31,42 +33,65 @@ def _misnamed(recipe: "Recipe") -> Iterator[Contradiction]:
 
 
 def _graph_problems(recipe: "Recipe") -> Iterator[Contradiction]:
-    about = {"networks", "heads", "method", "weights", "edges", "transfer", "start"}
-    settings = [name for name, default in methods.settings(recipe.method).items() if default is not None]
-    if unknown_names := _unknown_names(("weights",), recipe.weights, f"setting of {recipe.method}", settings, about):
-        yield from unknown_names
-        return
+    about = {"networks", "heads", "method", "weights", "teachers", "edges", "transfer", "start"}
+    is_custom = recipe.method == methods.CUSTOM
+    settings = {} if is_custom else methods.settings(recipe.method)
+    numbers = [name for name, default in settings.items() if default is not None]
+    found = _unknown_names(("weights",), recipe.weights, f"setting of {recipe.method}", numbers, about)
+    if recipe.teachers and "teachers" not in settings:
+        found.append(Contradiction(("teachers",), f"{recipe.method} has none, only kd and cml have", frozenset(about)))
+    if recipe.transfer.initial_edges and not is_custom:
+        message = f"only method=custom has them; {recipe.method} may begin with transfer.initial_share=0"
+        found.append(Contradiction(("transfer", "initial_edges"), message, frozenset(about)))
     culprit: Path = ("heads", "exits")
     try:
         outline = recipe.outline
-        culprit = ("method",)
-        method = methods.get(recipe.method)(outline, **recipe.weights)
-        if unknown_names := _unknown_names(("edges",), recipe.edges, "edge", method.weights, about):
+        found += [Contradiction(path, message, frozenset(about)) for path, message in _wrong_edges(recipe, outline)]
+        if found:
+            yield from found
+            return
+        culprit = ("edges",) if is_custom else ("teachers",) if recipe.teachers else ("method",)
+        method, reweighted = recipe.method_graph, {} if is_custom else recipe.edges
+        if unknown_names := _unknown_names(("edges",), reweighted, "edge", method.weights, about):
             yield from unknown_names
             return
         culprit = ("edges",)
-        method.reweighted(recipe.edges)
+        method.reweighted(reweighted)
         culprit = ("transfer", "begin" if recipe.transfer.end in (None, 1) else "end")
         graph = recipe.graph
     except ValueError as error:
+        yield from found
         yield Contradiction(culprit, str(error), frozenset(about))
         return
-    for name in [name for name in graph.frozen if name not in recipe.start]:
+    for name in [name for name in graph.frozen if name not in recipe.start and not is_own_name(recipe.networks[name])]:
         yield Contradiction(("start", name), _lacks_weights(recipe, name), frozenset(about))
     for name in [name for name in graph.frozen if graph.exits[name]]:
         message = f"{name} only teaches, and its auxiliary classifiers would teach untrained; let only its final teach"
         yield Contradiction(("edges",), message, frozenset(about))
 
 
+def _wrong_edges(recipe: "Recipe", outline: Outline) -> Iterator[tuple[Path, str]]:
+    """The edges of a graph of the user's own that name what the outline does not have."""
+    if recipe.method == methods.CUSTOM:
+        for path, edges in {
+            ("edges",): recipe.edges,
+            ("transfer", "initial_edges"): recipe.transfer.initial_edges,
+        }.items():
+            for edge in edges:
+                try:
+                    methods.custom(outline, {edge: 1.0})
+                except ValueError as error:
+                    yield (*path, edge), str(error)
+
+
 def _lacks_weights(recipe: "Recipe", name: str) -> str:
-    if recipe.method != "kd":
+    if recipe.teachers or recipe.method not in ("kd", "cml"):
         return f"missing; with {recipe.method} this network only teaches, so give its weights: start.{name}=FILE"
-    message = f"missing; kd's teacher is the first network, {name}, and needs its weights: start.{name}=FILE"
-    if teacher := next(iter(recipe.start), None):
-        order = {teacher: recipe.networks[teacher], **recipe.networks}
-        message += f"; if {teacher!r} is to teach, name it first: "
-        message += f"'networks={{{', '.join(f'{network}: {kind}' for network, kind in order.items())}}}'"
-    return message
+    other = next(iter(recipe.start), list(recipe.networks)[-1])
+    return (
+        f"missing; {recipe.method}'s teacher is the first network, {name}, and needs its weights: start.{name}=FILE; "
+        f"if {other!r} is to teach, type teachers=[{other}]"
+    )
 
 
 def _switch_problems(recipe: "Recipe") -> Iterator[Contradiction]:

@@ -1,15 +1,15 @@
 """A recipe: one complete, validated, frozen description of a training. Imports no torch."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from codistill.networks.families import parse
 from codistill.recipes.check import contradictions
-from codistill.recipes.errors import Contradiction, InconsistentError
+from codistill.recipes.errors import InconsistentError
 from codistill.recipes.sections import (
     AdamW,
     Augment,
@@ -50,7 +50,12 @@ class Recipe(Settings):
     )
     method: KnownMethod = Field("mutual", description="who teaches whom; `codistill list methods`; the paper's is dcm")
     weights: dict[str, NotNegative] = Field({}, description="the method's own settings: lam, alpha, beta, gamma, …")
-    edges: dict[str, NotNegative] = Field({}, description="single edges reweighted, as in 'a/final->b/stage2': 0.5")
+    teachers: tuple[MemberName, ...] = Field(
+        (), strict=False, description="networks that only teach, for kd and cml; [] is the first network"
+    )
+    edges: dict[str, NotNegative] = Field(
+        {}, description="single edges reweighted, as in 'a/final->b/stage2': 0.5; of method=custom, all edges"
+    )
     temperature: Positive = Field(1.0, description="softens both sides of every edge; labels stay at 1")
     t_squared: bool = Field(False, description="multiply edges by the squared temperature")
     transfer: Transfers = Transfers()
@@ -94,11 +99,33 @@ class Recipe(Settings):
         """Every classifier that the cohort could have, before the graph says which are used."""
         return Outline({name: parse(network).outline(self.heads.exits) for name, network in self.networks.items()})
 
+    def with_graph(self, graph: TransferGraph | Callable[[Outline], TransferGraph]) -> Self:
+        """The same recipe with a graph, or a method, of the user's own, written down edge by edge: ``method: custom``.
+
+        It then needs no code: ``recipes.dumps(recipe.with_graph(my_method))`` is a file that anyone can train.
+        """
+        own = graph if isinstance(graph, TransferGraph) else graph(self.outline)
+        if not isinstance(own, TransferGraph):
+            raise ValueError(f"a method returns a TransferGraph, and this one a {type(own).__name__}")
+        for classifier in own.classifiers:
+            _ = self.outline[classifier]  # raises ValueError for one that the recipe does not have
+        ramp = own.ramp and {"initial_edges": own.ramp.initial.weights, "begin": own.ramp.begin, "end": own.ramp.end}
+        general = {"temperature": own.temperature, "t_squared": own.t_squared, "transfer": ramp or {}}
+        return self.replace(method=methods.CUSTOM, weights={}, teachers=(), edges=own.weights, **general)
+
+    @cached_property
+    def method_graph(self) -> TransferGraph:
+        """The method's graph before edges are reweighted; that of ``custom`` is its edges."""
+        if self.method == methods.CUSTOM:
+            return methods.custom(self.outline, self.edges, self.transfer.initial_edges)
+        named = {"teachers": self.teachers} if self.teachers else {}
+        return methods.get(self.method)(self.outline, **self.weights, **named)
+
     @cached_property
     def graph(self) -> TransferGraph:
-        graph = methods.get(self.method)(self.outline, **self.weights)
-        graph = graph.replace(temperature=self.temperature, t_squared=self.t_squared).reweighted(self.edges)
-        return graph.with_share(**self.transfer.model_dump())
+        graph = self.method_graph.replace(temperature=self.temperature, t_squared=self.t_squared)
+        graph = graph.reweighted({} if self.method == methods.CUSTOM else self.edges)
+        return graph.with_share(**self.transfer.model_dump(exclude={"initial_edges"}))
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -106,19 +133,8 @@ class Recipe(Settings):
             raise InconsistentError(found)
         return self
 
-    @classmethod
-    def _contradictions_beyond(cls, broken: set[str], values: Mapping[str, Any]) -> list[Contradiction]:
-        sound = {key: value for key, value in values.items() if key not in broken}
-        try:
-            cls.model_validate({**_STAND_INS, **sound})
-        except ValidationError as error:
-            cause = error.errors()[0].get("ctx", {}).get("error")
-            return [one for one in getattr(cause, "found", ()) if not one.about & broken]
-        return []
 
-
-# Valid sections that replace the invalid ones while the rest of a recipe is checked.
-_STAND_INS: dict[str, Any] = {
+Recipe.stand_ins = {
     "networks": {"a": "wrn-10-1"},
     "data": {"name": "fashion"},
     "length": {"epochs": 1},

@@ -75,6 +75,9 @@ class Transfers(Settings):
     scale: Positive | None = Field(None, description="sum of a learner's weights; null: the method's own")
     initial_share: Share | None = Field(None, description="share with which a training begins; null: as share")
     initial_scale: Positive | None = Field(None, description="scale with which a training begins; null: as scale")
+    initial_edges: dict[str, NotNegative] = Field(
+        {}, description="of method=custom: all edges with which a training begins, if they are to change"
+    )
     begin: Share | None = Field(
         None, description="fraction of the training after which the initial weights change; null: the method's, or 0"
     )

@@ -1,7 +1,7 @@
 """The base class of a recipe's sections, and the types of their values. Imports no torch."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -26,7 +26,8 @@ def _member(name: str) -> str:
 
 
 def _method(name: str) -> str:
-    methods.get(name)
+    if name not in (*methods.NAMES, methods.CUSTOM):
+        raise unknown("method", name, (*methods.NAMES, methods.CUSTOM))
     return name
 
 
@@ -53,6 +54,9 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
+    stand_ins: ClassVar[Mapping[str, Any]] = {}
+    """Valid parts that replace the invalid ones while the rest is checked."""
+
     @classmethod
     def check(cls, values: object, source: str = "recipe", places: Mapping[Path, str] | None = None) -> Self:
         """Validate ``values``; raise one RecipeError with everything that is wrong with them.
@@ -72,4 +76,10 @@ class Settings(BaseModel):
     @classmethod
     def _contradictions_beyond(cls, broken: set[str], values: Mapping[str, Any]) -> list[Contradiction]:
         """Contradictions among the valid parts, which pydantic does not look for once a part is invalid."""
+        sound = {key: value for key, value in values.items() if key not in broken}
+        try:
+            cls.model_validate({**cls.stand_ins, **sound})
+        except ValidationError as error:
+            cause = error.errors()[0].get("ctx", {}).get("error")
+            return [one for one in getattr(cause, "found", ()) if not one.about & broken]
         return []

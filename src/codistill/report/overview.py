@@ -112,12 +112,13 @@ def group_runs(found: FoundRuns) -> Overview:
     """Group runs that differ only in the seed, as rows of a known study if there is one."""
     groups = _by_recipe(found.runs)
     firsts = [next(iter(runs.values())) for runs in groups]
-    known = known_study([run.recipe for run in firsts])
+    known = known_study([run.recipe for run in firsts], found.studies)
     study = known or _own_study(firsts)
     runs_of = {row.key: runs for row, runs in zip(study.rows, groups, strict=True)}
     if known:
-        # The order of the catalogue, not that of the folder names.
-        order = [row.key for row in catalogue.get(known.name).rows]
+        # The order of the study, not that of the folder names.
+        whole = next(study for study in (*found.studies, *_studies()) if study.name == known.name)
+        order = [row.key for row in whole.rows]
         study = replace(study, rows=tuple(sorted(study.rows, key=lambda row: order.index(row.key))))
     entries = tuple(
         Entry(row, runs_of[row.key], row.label if len(study.groups) == 1 else f"{row.group}, {row.label}", index)
@@ -147,17 +148,17 @@ def _studies() -> tuple[Study, ...]:
     return tuple(sorted(map(catalogue.get, catalogue.NAMES), key=lambda study: len(study.rows)))
 
 
-def known_study(recipes: Sequence[Recipe]) -> Study | None:
-    """Return the smallest study of the catalogue with a row for every recipe, all with the same overrides.
+def known_study(recipes: Sequence[Recipe], own: Sequence[Study] = ()) -> Study | None:
+    """Return the smallest study with a row for every recipe, all with the same overrides; the user's ``own`` first.
 
-    A study whose own length and images these are comes first.
+    A study whose own length and images these are comes before others.
     """
-    for any_length, study in product((False, True), _studies()):
+    for any_length, study in product((False, True), (*own, *_studies())):
         matches = [  # the rows that each recipe can belong to, by its deviations from the row; of several the first
             {
                 setting: row
                 for row in reversed(study.rows)
-                if (setting := setting_of(row, recipe, any_length=any_length))
+                if (setting := setting_of(row, recipe, study.compared, any_length=any_length)) is not None
             }
             for recipe in recipes
         ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jinja2 import Environment
 from markupsafe import Markup
@@ -20,6 +21,9 @@ from codistill.runs.files import write_atomically
 from codistill.studies.tables import Table, format_cell
 from codistill.transfer.drawing import shares, summary, template_environment
 from codistill.transfer.graph import LABELS
+
+if TYPE_CHECKING:
+    from codistill.engine.own import OwnNetworks
 
 PATIENCE_S = 20.0  # default time limit for classifying test images
 SCRIPTS = ("scales.js", "plot.js", "chart.js", "page.js")
@@ -63,12 +67,16 @@ class Page:
         return frame.format(self.html(), self.title, "width: 100%; height: 80vh; border: 0")
 
 
-def build_report(*paths: str | Path, patience_s: float = PATIENCE_S) -> Page:
+def build_report(*paths: str | Path, patience_s: float = PATIENCE_S, networks: "OwnNetworks | None" = None) -> Page:
     """Return the page of runs, studies or published results; a notebook shows it as the last value of a cell.
 
-    Classifying test images again takes at most ``patience_s`` seconds. ``Page.write`` saves the page as a file.
+    Classifying test images again takes at most ``patience_s`` seconds; modules of your own are passed for that, as
+    ``networks``. ``Page.write`` saves the page as a file.
     """
-    return report_page(read_overview(*paths), patience_s=patience_s)
+    from codistill.engine.own import given_networks  # torch
+
+    with given_networks(networks or {}):
+        return report_page(read_overview(*paths), patience_s=patience_s)
 
 
 def report_page(seen: Overview, *, patience_s: float = PATIENCE_S) -> Page:

@@ -22,7 +22,8 @@ from codistill.runs.records import (
 )
 from codistill.runs.result import Result, read_result
 from codistill.runs.seal import is_intact
-from codistill.studies.study import METHOD_LABELS
+from codistill.studies.files import studies_beside
+from codistill.studies.study import METHOD_LABELS, Study
 
 ACCEPTED = "the folder of a run or a study, a result.json, or a folder of result files"
 
@@ -176,6 +177,8 @@ class FoundRuns:
 
     runs: list[SeenRun] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
+    studies: list[Study] = field(default_factory=list)
+    """Studies of the user's own, whose files are beside the runs."""
 
 
 def find(paths: Sequence[Path]) -> FoundRuns:
@@ -190,6 +193,7 @@ def find(paths: Sequence[Path]) -> FoundRuns:
     for path in paths:
         new = [run for run in expand(path) if run not in known]
         known.update(new)
+        found.studies += studies_beside(path)
         found.runs += sorted(_read(new, found.left_out), key=_method_order)
     if not found.runs:
         raise ValueError("none of the runs can be read:\n  " + "\n  ".join(found.left_out))

@@ -10,6 +10,7 @@ from typing import Any
 
 from codistill.errors import RunError
 from codistill.log import log
+from codistill.networks.adapters.own import is_own_name, missing
 from codistill.recipes import parse
 from codistill.recipes.changes import WHERE_AND_HOW, difference, is_below, key_of, start_names
 from codistill.recipes.schema import Recipe
@@ -18,6 +19,7 @@ from codistill.runs.files import LOCK_FILE, TEMPORARY, refuse_unless, write_atom
 from codistill.runs.journal import read_lines
 from codistill.runs.records import Environment
 from codistill.runs.seal import RESTORE, YAML_END, damaged, is_intact, read_sealed, seal
+from codistill.transfer.methods import CUSTOM
 
 MAX_BYTES = 256 * 2**20  # of result.json and data.json, which names every image that was skipped
 
@@ -145,6 +147,16 @@ class RunFolder:
         changed = difference(stored, recipe)
         may_differ = (*WHERE_AND_HOW, *(["runtime.precision"] if self._keeps_precision(stored, recipe) else []))
         if others := [line for line in changed if not is_below(key_of(line), may_differ)]:
+            for name, network in stored.networks.items():
+                if is_own_name(network) and recipe.networks.get(name) != network:
+                    raise RunError(
+                        missing(f"{self.path}: networks.{name}={network}", f"train(…, networks={{{name!r}: module}})")
+                    )
+            if (stored.method == CUSTOM) != (recipe.method == CUSTOM):
+                raise RunError(
+                    f"{self.path} contains a run with another graph, {stored.method} and not {recipe.method}; continue "
+                    f"it with {self.recipe}, or with the same graph=…, or choose another --out"
+                )
             lines = "\n  ".join(others)
             raise RunError(
                 f"{self.path} contains a run of another recipe:\n  {lines}\nRepeat its recipe, or choose another --out"
@@ -152,7 +164,11 @@ class RunFolder:
         return changed
 
     def write_recipe(self, recipe: Recipe) -> None:
-        write_atomically(self.recipe, seal(parse.dumps(recipe).encode(), YAML_END))
+        content = seal(parse.dumps(recipe).encode(), YAML_END)
+        if len(content) > parse.MAX_BYTES:
+            limit = parse.MAX_BYTES // 1024
+            raise RunError(f"{self.path}: {len(recipe.edges)} edges make a recipe of more than {limit} KiB; give fewer")
+        write_atomically(self.recipe, content)
 
     def stored_recipe(self) -> Recipe:
         """The recipe of the run; raises RunError if there is none, or if it is damaged."""

@@ -59,9 +59,11 @@ def copied_name(name: str) -> str:
     return name.removeprefix(GOOD)
 
 
-def cohort_weights(tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
-    """The cohort's state dict out of a checkpoint's tensors."""
-    return _below("cohort/", tensors)
+def cohort_weights(tensors: Mapping[str, "Tensor"], networks: Iterable[str] | None = None) -> dict[str, "Tensor"]:
+    """The cohort's state dict out of a checkpoint's tensors, or that of a cohort of these networks alone."""
+    if networks is None:
+        return _below("cohort/", tensors)
+    return {f"members.{n}.{key}": t for n in networks for key, t in _below(f"{cohort_key(n)}.", tensors).items()}
 
 
 def optimized_parameter(name: str) -> str | None:

@@ -121,7 +121,7 @@ def _errors(study: Study, found: Results, notes: Iterator[str], best_epoch: bool
 
 def _columns(study: Study, found: Results, best_epoch: bool) -> Iterator[Column]:
     if len(study.groups) > 1:
-        yield "networks", lambda row: row.group
+        yield study.grouped_by, lambda row: row.group
     yield "row", lambda row: row.label
     yield "n", lambda row: len(found[row.key])
     has_better = any(network == BETTER_TWIN for row in study.rows for network, _ in row.paper)
@@ -205,7 +205,7 @@ def _missing_notes(study: Study, found: Results, seeds: Sequence[int], command: 
     lacking = [(row, [seed for seed in seeds if seed not in found[row.key]]) for row in study.rows]
     missing = [f"{_row_title(row, study)} (seed {_join(gone)})" for row, gone in lacking if gone]
     if missing:
-        makes = command or f"codistill study {study.name} --seeds {max(seeds) - study.first_seed + 1}"
+        makes = command or f"codistill study {study.typed} --seeds {max(seeds) - study.first_seed + 1}"
         yield f"Missing runs: {'; '.join(missing)}. `{makes}` makes them."
 
 

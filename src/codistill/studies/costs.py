@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from codistill.networks.adapters.own import is_missing
 from codistill.recipes import Recipe
 from codistill.recipes.datasets import NUMBERS
 from codistill.runs.result import Result
@@ -95,7 +96,10 @@ def _count_images(folder: Path) -> tuple[int, int, int] | None:
 
 
 def count_costs(recipe: Recipe) -> dict[str, NetworkCost]:
-    """Return the cost of every network of a recipe, counted on the meta device without memory or computation."""
+    """Return the cost of every network of a recipe, counted on the meta device without memory or computation.
+
+    Modules of the user's own are left out: a recipe does not contain them.
+    """
     import torch
 
     from codistill.engine.state import cohort_of
@@ -103,8 +107,11 @@ def count_costs(recipe: Recipe) -> dict[str, NetworkCost]:
 
     seen, learning = sizes(recipe) or assumed_sizes(recipe), recipe.graph.learning_networks
     channels, height, width = seen.shape
+    known = [name for name, network in recipe.networks.items() if not is_missing(network)]
+    if not known:
+        return {}
     with torch.device("meta"):
-        cohort = cohort_of(recipe, seen.classes, channels, image_size=(height, width))
+        cohort = cohort_of(recipe, seen.classes, channels, image_size=(height, width), only=known)
     costs = {}
     for name, member in cohort.members.items():
         with torch.no_grad():
@@ -123,9 +130,9 @@ def count_costs(recipe: Recipe) -> dict[str, NetworkCost]:
 
 
 def training_flops(recipe: Recipe) -> int | None:
-    """FLOPs of the whole training without evaluations; None if the number of images is not known."""
+    """FLOPs of the whole training without evaluations; None if the number of images, or a network, is not known."""
     seen = sizes(recipe)
-    if seen is None:
+    if seen is None or any(map(is_missing, recipe.networks.values())):
         return None
     images = _training_images(recipe, seen)
     return image_flops(recipe, seen) * min(images, recipe.data.train_limit or images) * recipe.length.epochs

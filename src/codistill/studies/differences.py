@@ -74,7 +74,7 @@ def compare_rows(study: Study, found: Results, scale: float | None) -> tuple[Com
 
 def differences_table(study: Study, compared: Sequence[Comparison]) -> Table:
     counts = [sum(one.is_primary is primary and one.p is not None for one in compared) for primary in (True, False)]
-    group_column = ["networks"] if len(study.groups) > 1 else []
+    group_column = [study.grouped_by] if len(study.groups) > 1 else []
     columns = (*group_column, "difference", "of", "n", "points", "95 % interval", "ahead in", "test", "p", "verdict")
     notes = [
         "Differences of top-1 error in percentage points over the n seeds that both rows have; below 0 the first is "

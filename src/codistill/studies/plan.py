@@ -113,7 +113,7 @@ def _plan_run(row: StudyRow, seed: int, overrides: Sequence[str], out: Path, thr
     }
     if teachers:
         start = {name: str(RunFolder(run.folder).weights(network)) for name, (run, network) in teachers.items()}
-        recipe = recipe.replace(start=start)
+        recipe = recipe.replace(start={**recipe.start, **start})
     if threads is not None and recipe.runtime.threads is None:
         recipe = recipe.replace(runtime={**recipe.runtime.model_dump(), "threads": threads})
     needs = tuple(run for run, _ in teachers.values())
@@ -234,7 +234,7 @@ def plan_table(study: Study, plan: Plan, jobs: int, pace: Pace) -> Table:
         cost = ["unknown" if figure is None else figure for figure in (flops and flops / 1e15, hours)]
         finished = sum(run.is_finished for run in runs)
         rows.append((row.group, row.label, len(runs), finished, recipe.length.epochs, *cost))
-    columns = ("networks", "row", "runs", "finished", "epochs", "PFLOP a run", "hours a run")
+    columns = (study.grouped_by, "row", "runs", "finished", "epochs", "PFLOP a run", "hours a run")
     return Table(f"Plan: {study.title}", columns, tuple(rows), (describe_work(plan, jobs, pace), str(pace)))
 
 

@@ -14,6 +14,7 @@ from codistill.runs.result import Result, read_result, read_result_content
 from codistill.runs.seal import sealed_json
 from codistill.studies import catalogue
 from codistill.studies.analysis import build_tables, training_differences
+from codistill.studies.files import studies_beside
 from codistill.studies.plan import run_name
 from codistill.studies.study import Results, Study, StudyRow, slug
 
@@ -98,8 +99,7 @@ def rebuild_tables(results_folder: Path) -> list[Path]:
     """Write the tables of all studies with published runs into ``tables`` beside them; returns the files."""
     published = [_read_published(path) for path in sorted(results_folder.glob("*.json"))]
     written = []
-    for name in catalogue.NAMES:
-        study = catalogue.get(name)
+    for study in (*map(catalogue.get, catalogue.NAMES), *studies_beside(results_folder)):
         if found := _most_complete(study, published):
             rows = tuple(row for row in study.rows if row.group in {r.group for r in study.rows if found.get(r.key)})
             seeds = sorted({seed for by_seed in found.values() for seed in by_seed})
@@ -120,7 +120,7 @@ def study_command(study: Study, row: StudyRow, recipe: Recipe, seeds: Sequence[i
     changes = [as_change(line) for line in training_differences(row.resolve(), recipe)]
     rows = ["--rows", ",".join(map(slug, groups))] if groups else []
     count = max(seeds) - study.first_seed + 1
-    return shlex.join(["codistill", "study", study.name, *changes, "--seeds", str(count), *rows])
+    return shlex.join(["codistill", "study", study.typed, *changes, "--seeds", str(count), *rows])
 
 
 def _read_published(path: Path) -> Result:
@@ -135,23 +135,25 @@ def _most_complete(study: Study, published: Iterable[Result]) -> Results | None:
     by_setting: dict[Setting, dict[str, dict[int, Result]]] = {}
     for result in (result for result in published if result.recipe.seed >= study.first_seed):
         for row in study.rows:
-            if (setting := setting_of(row, result.trained)) is not None:
+            if (setting := setting_of(row, result.trained, study.compared)) is not None:
                 by_setting.setdefault(setting, {}).setdefault(row.key, {})[result.recipe.seed] = result
     best = max(by_setting.values(), key=lambda found: (len(found), sum(map(len, found.values()))), default={})
     return best if len(best) >= 2 else None
 
 
-def setting_of(row: StudyRow, recipe: Recipe, *, any_length: bool = False) -> Setting | None:
+def setting_of(
+    row: StudyRow, recipe: Recipe, compared: Sequence[str] = (), *, any_length: bool = False
+) -> Setting | None:
     """How a recipe differs from a row's; None if it does not belong to this row.
 
-    Without a length of the paper to be a part of, another length or number of images is another study, unless
-    ``any_length``.
+    ``compared`` are keys that must be the row's, because its study compares them. Without a length of the paper to be a
+    part of, another length or number of images is another study, unless ``any_length``.
     """
     if (row.recipe.method, row.recipe.networks) != (recipe.method, recipe.networks):
         return None
     lines = training_differences(row.resolve(), recipe)
     exact = () if any_length or row.recipe.length.paper_epochs else LENGTHS
-    if any(key_of(line) in exact or not is_below(key_of(line), MAY_DIFFER) for line in lines):
+    if any(is_below(key_of(line), (*exact, *compared)) or not is_below(key_of(line), MAY_DIFFER) for line in lines):
         return None
     share = round(recipe.length.epochs / row.length_factor) / row.recipe.length.epochs
     return share, tuple(line for line in lines if key_of(line) != "length.epochs")

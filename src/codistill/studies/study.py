@@ -27,8 +27,8 @@ MAX_SEEDS = 1_000  # more than anyone can afford to train, and still planned in 
 
 # Keys that a study may compare. An override may not change those in which the study's rows differ.
 SUBJECTS = (
-    "method", "networks", "heads", "weights", "edges", "temperature", "t_squared", "transfer", "data", "augment",
-    "label_smoothing", "start",
+    "method", "networks", "heads", "weights", "teachers", "edges", "temperature", "t_squared", "transfer", "data",
+    "augment", "label_smoothing", "start",
 )  # fmt: skip
 
 # Methods and families of networks as the paper writes them.
@@ -36,6 +36,7 @@ METHOD_LABELS = {
     "independent": "independent",
     "ds": "DS",
     "kd": "KD",
+    "cml": "CML",
     "dml": "DML",
     "dml_ds": "DML + DS",
     "dcm_1": "DCM-1",
@@ -102,6 +103,14 @@ class Study:
     metrics: tuple[str, ...] = ("top1_error",)
     notes: tuple[str, ...] = ()
     shows_cost: bool = False
+    source: str = ""
+    """The file that describes it, as it is typed; a study that ships has none."""
+    compared: tuple[str, ...] = ()
+    """Keys that the rows of a file set: no override may change them."""
+    grouped_by: str = "networks"
+    """Heading of the groups in tables."""
+    written: str = ""
+    """The content of such a file that needs no other file, kept beside the tables."""
 
     def __post_init__(self) -> None:
         keys = [row.key for row in self.rows]
@@ -113,6 +122,11 @@ class Study:
                 raise unknown(f"row of study {self.name}", label, sorted(labels))
         if others := set(self.primary) - set(self.contrasts):
             raise ValueError(f"study {self.name}: {sorted(others)} are primary, but not among its contrasts")
+
+    @property
+    def typed(self) -> str:
+        """What to type behind ``codistill study``."""
+        return self.source or self.name
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -179,7 +193,8 @@ class Study:
     def _compared_keys(self) -> list[str]:
         first, *others = (row.recipe for row in self.rows)
         differing = [key_of(line) for recipe in others for line in difference(first, recipe)]
-        return [key for key in dict.fromkeys(["method", *differing]) if key.partition(".")[0] in SUBJECTS]
+        subjects = [key for key in dict.fromkeys(["method", *differing]) if key.partition(".")[0] in SUBJECTS]
+        return [*subjects, *(key for key in self.compared if key not in subjects)]
 
     def _advice(self, key: str) -> str:
         example = self.rows[-1]

@@ -4,13 +4,14 @@ Settings are the paper's: lam (λ) weighs KD and DML, alpha (α) the labels of a
 between same stages, gamma (γ) between different stages; delta, ours, those inside a network. All default to 1.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from functools import wraps
 from inspect import signature
+from types import MappingProxyType
 from typing import Concatenate, ParamSpec
 
 from codistill.errors import unknown
-from codistill.transfer.graph import Classifier, Outline, Transfer, TransferGraph
+from codistill.transfer.graph import LABELS, Classifier, Outline, Ramp, Transfer, TransferGraph
 
 Setting = ParamSpec("Setting")
 Method = Callable[Concatenate[Outline, Setting], TransferGraph]
@@ -66,14 +67,29 @@ def ds(outline: Outline, *, alpha: float = 1.0) -> TransferGraph:
 
 
 @_method(least_networks=2)
-def kd(outline: Outline, *, lam: float = 1.0, teacher: str | None = None) -> TransferGraph:
-    """A frozen teacher (the first network unless named) teaches the others' final classifiers (Eq. 1)."""
-    if teacher is not None and teacher not in outline.networks:
-        raise unknown("teacher", teacher, outline.networks)
-    finals = {final.network: final for final in outline.finals}
-    source = finals.pop(teacher or outline.networks[0])
-    students = finals.values()
-    return TransferGraph(outline, dict.fromkeys(students, 1.0), [Transfer(source, s, lam) for s in students])
+def kd(outline: Outline, *, lam: float = 1.0, teachers: Collection[str] | None = None) -> TransferGraph:
+    """Frozen teachers (the first network unless named) teach the others' final classifiers (Eq. 1)."""
+    named = [teachers] if isinstance(teachers, str) else list(teachers or outline.networks[:1])
+    for teacher in named:
+        if teacher not in outline.networks:
+            raise unknown("teacher", teacher, outline.networks)
+    sources = [final for final in outline.finals if final.network in named]
+    students = [final for final in outline.finals if final.network not in named]
+    if not students:
+        raise ValueError(f"every network is a teacher, {', '.join(named)}; leave at least one that learns")
+    return TransferGraph(
+        outline, dict.fromkeys(students, 1.0), [Transfer(t, s, lam) for t in sources for s in students]
+    )
+
+
+@_method(least_networks=2)
+def cml(
+    outline: Outline, *, lam: float = 1.0, beta: float = 1.0, teachers: Collection[str] | None = None
+) -> TransferGraph:
+    """KD from frozen teachers, and DML among their students, as PaddleOCR's CML; for one student, KD."""
+    graph = kd(outline, lam=lam, teachers=teachers)
+    among = _pairs(outline, beta, lambda i, j: i.name in graph.labels and j.name in graph.labels)
+    return graph.replace(transfers=(*graph.transfers, *among))
 
 
 @_method(least_networks=2)
@@ -132,9 +148,31 @@ def mutual(outline: Outline) -> TransferGraph:
 
 
 METHODS: dict[str, Callable[..., TransferGraph]] = {
-    method.__name__: method for method in (independent, ds, kd, dml, dml_ds, dcm_1, dcm_2, dcm, dks, complete, mutual)
+    method.__name__: method
+    for method in (independent, ds, kd, cml, dml, dml_ds, dcm_1, dcm_2, dcm, dks, complete, mutual)
 }
 NAMES = tuple(METHODS)
+CUSTOM = "custom"
+"""The name that recipes give to a graph which is none of these: ``edges`` has all of it."""
+
+
+def custom(
+    outline: Outline, edges: Mapping[str, float], initial_edges: Mapping[str, float] = MappingProxyType({})
+) -> TransferGraph:
+    """The graph with these edges, named as in ``graph.weights``; with initial ones, a ramp from those to these."""
+    if not edges:
+        raise ValueError("custom is its edges, and there are none; give all of them, as in 'labels->a/final': 1")
+    labels, transfers = {}, []
+    for edge, weight in edges.items():
+        source, arrow, learner = edge.partition("->")
+        if not arrow:
+            raise ValueError(f"{edge!r} is not an edge; write it as in 'labels->a/final' or 'b/final->a/final'")
+        if source == LABELS:
+            labels[learner] = weight
+        else:
+            transfers.append(Transfer(source, learner, weight))
+    ramp = Ramp(custom(outline, initial_edges)) if initial_edges else None
+    return TransferGraph(outline, labels, transfers, ramp=ramp)
 
 
 def get(name: str) -> Callable[..., TransferGraph]:

@@ -1,11 +1,14 @@
 """Third-party networks as architectures and backbones: from a library by name, or a module of the user's own."""
 
+import json
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import sha256
 from typing import Any
 
 import torch
@@ -15,6 +18,7 @@ from codistill.errors import did_you_mean, install_hint, unknown
 from codistill.networks.adapters.exits import Stages, Survey, channels, find_stages, stride, survey
 from codistill.networks.adapters.head_design import HeadDesign, design_head, reinitialise
 from codistill.networks.adapters.naming import SIZES, c_numbers
+from codistill.networks.adapters.own import OWN
 from codistill.networks.backbone import Architecture, Backbone, Exit, ignore, run_recomputed, wrong_size
 from codistill.networks.tables import HEAD_KINDS
 
@@ -234,6 +238,20 @@ class OwnArchitecture(AdaptedArchitecture):
     paths: tuple[str, ...] | None = None
     label: str = "the module"
 
+    @property
+    def described(self) -> str:
+        """Its name in recipes without its exits: ``own:package.Class:FINGERPRINT``."""
+        kind = type(self.module)
+        shapes = [[name, list(tensor.shape)] for name, tensor in self.module.state_dict().items()]
+        fingerprint = sha256(json.dumps(shapes).encode()).hexdigest()[:10]
+        name = re.sub(r"<\w+>\.?|[^\w.]", "", f"{kind.__module__}.{kind.__qualname__}", flags=re.ASCII)
+        return f"{OWN}:{name[-200:]}:{fingerprint}"
+
+    @property
+    def name(self) -> str:
+        """Its name in recipes."""
+        return "@".join([self.described, *([",".join(exit.path for exit in self.exits)] if self.exits else [])])
+
     def findings(self) -> Findings:
         if (wrapper := type(self.module).__name__) in WRAPPERS:
             raise ValueError(f"it is wrapped in {wrapper}; give the module inside, and wrap the cohort")
@@ -250,7 +268,7 @@ class OwnArchitecture(AdaptedArchitecture):
             raise ValueError(
                 f"{self.label} takes images of {seen.in_channels} channels, but the data have {in_channels}"
             )
-        return deepcopy(self.module).train()
+        return deepcopy(self.module).to(torch.get_default_device()).train()
 
     def material(self, num_classes: int) -> nn.Module:
         network = super().material(num_classes).requires_grad_(True)

@@ -66,7 +66,7 @@ def parse_library_name(name: str) -> LibraryName:
     if not _MODEL.fullmatch(model):
         raise ValueError(f"{name}: write {library}:MODEL in small letters, digits and _, as in {library}:resnet18")
     options = _options(name, library, settings) if colon else {}
-    return LibraryName(library, model, options, _paths(name, modules) if at else None)
+    return LibraryName(library, model, options, parse_paths(name, modules) if at else None)
 
 
 def _options(name: str, library: str, settings: str) -> dict[str, int | float]:
@@ -91,7 +91,8 @@ def _number(name: str, key: str, text: str) -> int | float:
     raise ValueError(f"{name}: {key} is a number from 0 up and below 1, as in {key}=0.1, not {text!r}")
 
 
-def _paths(name: str, modules: str) -> tuple[str, ...]:
+def parse_paths(name: str, modules: str) -> tuple[str, ...]:
+    """The modules behind the @ of a name."""
     paths = tuple(modules.split(","))
     for path in paths:
         if not _PATH.fullmatch(path):
