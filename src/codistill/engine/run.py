@@ -43,6 +43,9 @@ class State(Protocol):
     @property
     def machine(self) -> Machine: ...
 
+    @property
+    def starts(self) -> Mapping[str, Any]: ...
+
     def tensors(self) -> dict[str, Tensor]: ...
 
     def restore(self, saved: Mapping[str, Tensor]) -> None: ...
@@ -155,6 +158,8 @@ class Run:
         """Restore the newest checkpoint into ``training`` and truncate the journals to it; returns its position."""
         saved = self.store.newest()
         self._check_precision(training.machine.precision)
+        if training.starts:
+            self._add_to_environment("start", dict(training.starts))
         self._descriptions = {file.name: file.read_text() for file in (self.folder.recipe, self.folder.environment)}
         self._data = fingerprint(self.folder.data)
         state = saved_state(saved, self.store.folder) if saved else None
@@ -186,9 +191,12 @@ class Run:
         self._record_precision(began_in)
 
     def _record_precision(self, precision: str) -> None:
+        self._add_to_environment("precision", precision)
+
+    def _add_to_environment(self, key: str, fact: object) -> None:
         facts = read_sealed(self.folder.environment)
-        if facts.get("precision") != precision:
-            write_sealed(self.folder.environment, {**facts, "precision": precision})
+        if facts.get(key) != fact:
+            write_sealed(self.folder.environment, {**facts, key: fact})
 
     def save_is_due(self) -> bool:
         """Whether ``every_s`` seconds have passed and the last save is written; always with ``every_s=0``."""

@@ -78,7 +78,7 @@ def train(
     data = load_images(recipe, data)
     schedule = TrainingSchedule.of(recipe, len(data.train))
     with prepared(recipe.runtime) as machine:
-        training = prepare_training(recipe, data, machine)
+        training = prepare_training(recipe, data, machine, begins=not folder.has_checkpoint())
         with Run.open(folder, recipe, data) as run:
             yield from run_training(training, schedule, run, stop, heartbeat)
 
