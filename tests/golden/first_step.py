@@ -56,7 +56,8 @@ def applicable(recipe: Recipe) -> list[str]:
 
 
 def catalogue() -> dict[str, Recipe]:
-    return {entry.name: entry.recipe for entry in recipes.describe()}
+    """Those whose networks are drawn from a seed."""
+    return {entry.name: entry.recipe for entry in recipes.describe() if entry.name != "finetune"}
 
 
 def all_losses() -> dict[str, dict[str, float]]:
