@@ -159,7 +159,7 @@ class Run:
         saved = self.store.newest()
         self._check_precision(training.machine.precision)
         if training.starts:
-            self._add_to_environment("start", dict(training.starts))
+            self._record_starts(training.starts)
         self._descriptions = {file.name: file.read_text() for file in (self.folder.recipe, self.folder.environment)}
         self._data = fingerprint(self.folder.data)
         state = saved_state(saved, self.store.folder) if saved else None
@@ -179,6 +179,15 @@ class Run:
         self._opened_at = time.monotonic()
         log.info("%s continues after epoch %d, step %d", self.folder.path, position.epoch, position.step)
         return position
+
+    def _record_starts(self, starts: Mapping[str, Any]) -> None:
+        """Record and log what networks begin from, and which classifiers are new."""
+        self._add_to_environment("start", dict(starts))
+        for name, start in starts.items():
+            log.info("network %r begins from %s", name, start["source"])
+            if new := start["new_classifier"]:
+                classes = start["classes"], self.data.num_classes, ", ".join(new)
+                log.info("its classifier is new, as it was of %d classes and the data have %d: %s", *classes)
 
     def _check_precision(self, precision: str) -> None:
         """Record the precision when the run begins; raises RunError if ``auto`` is another one now."""

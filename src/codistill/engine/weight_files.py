@@ -14,7 +14,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from codistill.log import log
 from codistill.networks.adapters.naming import is_tagged
 from codistill.networks.parts import classifier_layer
 from codistill.recipes.schema import Recipe
@@ -37,8 +36,8 @@ PER_WEIGHT = 4
 def begin(backbone: nn.Module, recipe: Recipe, name: str, in_channels: int) -> dict[str, Any] | None:
     """Load what the recipe says that the network called ``name`` begins from; None if that is nothing but its seed.
 
-    That is the file ``start.NAME``, or else the pretrained weights that the network's own name has a tag of. Logs it,
-    and returns it for the run's records.
+    That is the file ``start.NAME``, or else the pretrained weights that the network's own name has a tag of.
+    Returns what the run records about it.
     """
     network, label = recipe.networks[name], f"network {name!r}"
     if name in recipe.start:
@@ -55,16 +54,14 @@ def begin(backbone: nn.Module, recipe: Recipe, name: str, in_channels: int) -> d
     else:
         return None
     new = load_but_classifier(backbone, weights, f"{label}: the weights in {file}")
-    log.info("%s begins from %s", label, source)
-    if new:
-        classes, given = len(classifier_layer(backbone).weight), len(weights.get(new[0], ()))
-        if name not in recipe.graph.learning_networks:
-            raise ValueError(
-                f"{label} only teaches, and {file} has a classifier of {given} classes for data of {classes}; "
-                "give weights that were trained on these classes"
-            )
-        log.info("%s has a new classifier, for %d classes instead of %d: %s", label, classes, given, ", ".join(new))
-    return {"source": source, **fingerprint(file), "new_classifier": new}
+    classes = len(classifier_layer(backbone).weight)
+    of_file = len(weights.get(new[0], ())) if new else classes
+    if new and name not in recipe.graph.learning_networks:
+        raise ValueError(
+            f"{label} only teaches, and {file} has a classifier of {of_file} classes for data of {classes}; "
+            "give weights that were trained on these classes"
+        )
+    return {"source": source, **fingerprint(file), "classes": of_file, "new_classifier": new}
 
 
 def load_weights(backbone: nn.Module, file: Path, name: str) -> None:

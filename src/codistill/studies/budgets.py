@@ -45,13 +45,12 @@ def _photos(a: str, b: str) -> Recipe:
 
 
 def finetune() -> Study:
-    """WRN-16-2 twins of one CIFAR on 5,000 images of the other, with the same normalisation."""
-    data = Data(name="cifar100", normalisation="authors")
-    pretraining = _wrn_16_2(100).replace(name="pretraining", method="independent", data=data)
+    """WRN-16-2 twins of one CIFAR on 5,000 images of the other."""
+    pretraining = _wrn_16_2(100).replace(name="pretraining", method="independent")
     recipe = pretraining.replace(
         name="finetune",
         method="mutual",
-        data=Data(name="cifar10", train_limit=5000, normalisation="authors"),
+        data=Data(name="cifar10", train_limit=5000),
         length=Length(epochs=30),
         optimizer=Sgd(lr=0.05, weight_decay=5e-4, momentum=0.9, lr_factor={"backbone": 0.1}),
         schedule=Cosine(warmup=0.1),
