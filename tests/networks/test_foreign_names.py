@@ -31,7 +31,7 @@ def test_a_name_is_understood_without_its_library(
     network = parse(name)
     library = name.partition(":")[0]
     assert network.family.pattern == f"{library}:MODEL"
-    assert network.options == {"library": library, "model": model, "options": options, "paths": paths}
+    assert network.options == {"library": library, "model": model, "options": options, "paths": paths, "tag": ""}
     assert list(network.exits) == exits
     assert list(network.exits.values()) == list(range(2, 2 + len(exits)))
 
@@ -46,6 +46,13 @@ def test_heads_hang_at_the_papers_two_or_at_all_that_the_name_lists() -> None:
         "c4": 4,
         "c5": 5,
     }
+
+
+def test_a_tag_names_pretrained_weights() -> None:
+    options = parse("timm:vit_tiny_patch16_224.augreg_in21k:img_size=32@blocks.3").options
+    assert (options["model"], options["tag"]) == ("vit_tiny_patch16_224", "augreg_in21k")
+    assert (options["options"], options["paths"]) == ({"img_size": 32}, ("blocks.3",))
+    assert parse("torchvision:resnet18.IMAGENET1K_V1").options["tag"] == "IMAGENET1K_V1"
 
 
 @pytest.mark.parametrize(
