@@ -104,6 +104,8 @@ def train(
     options, trackers = LaunchOptions(nproc, LayoutRequest(split, shards), timeout, restarts), track or []
     if is_rank():
         recipe = recipes.resolve(source, changes)
+        if download:  # each host has a cache of its own
+            download_weights(recipe)
         return train_as_rank(recipe, out or default_folder(recipe), options, quiet=quiet, trackers=trackers)
     if options.nproc in (None, 1) and (given := options.layout.arguments):
         raise ValueError(f"{given[0]} needs several processes; add --nproc N, or use torchrun")
