@@ -35,6 +35,8 @@ class Member(nn.Module):
         super().__init__()
         self.backbone = backbone
         self.heads = nn.ModuleDict(heads)
+        self.heads_gradient = 1.0
+        """The factor on the gradient that heads send into the backbone; 0 cuts it."""
 
     def forward(self, images_BCHW: Tensor, fork: Fork = nullcontext) -> dict[str, Tensor]:
         """``fork`` opens a branch at each exit in which its head runs, so that it can overlap with what follows."""
@@ -48,8 +50,15 @@ class Member(nn.Module):
         logits = {"final": features["final"]}
         for exit_name, head in self.heads.items():
             with branches[exit_name]:
-                logits[exit_name] = self.backbone.run(head, features[exit_name])
+                logits[exit_name] = self.backbone.run(head, self._for_head(features[exit_name]))
         return logits
+
+    def _for_head(self, features: Tensor) -> Tensor:
+        """The same values; what flows back through them is multiplied by ``heads_gradient``."""
+        if self.heads_gradient == 1:
+            return features
+        constant = features.detach()
+        return torch.lerp(constant, features, self.heads_gradient) if self.heads_gradient else constant
 
 
 class Cohort(nn.Module):

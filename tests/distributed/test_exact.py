@@ -6,11 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from codistill.networks.families import architecture
 from codistill.recipes.schema import Recipe
 from codistill.recipes.sections import AdamW, Augment
+from codistill.runs.folder import RunFolder
+from codistill.runs.seal import read_sealed
 from support.processes import in_new_process
-from support.ranks import recipe_of, together
+from support.ranks import NETWORKS, recipe_of, together
 from support.runs import checksums, train
 
 
@@ -94,3 +99,43 @@ def test_begun_spread_and_finished_alone(tmp_path: Path) -> None:
     assert together(2, train_spread, recipe, tmp_path / "spread", None, 1) == [0, 0]
     assert in_new_process(train, recipe, tmp_path / "spread") == 0
     assert outcome(tmp_path / "spread") == outcome(tmp_path / "alone")
+
+
+def fine_tuning(folder: Path, **changes: Any) -> Recipe:
+    """Both networks begin from files, one with its backbone frozen; rates by part and depth, heads half apart."""
+    start = {}
+    for name in ("a", "b"):
+        start[name] = str(folder / f"{name}.pth")
+        torch.manual_seed(7)
+        torch.save(architecture(NETWORKS[name]).backbone(6, 1).state_dict(), start[name])
+    apart = {"freeze": {"a": "backbone", "b": "stage1"}, "start": start, "heads": {"gradient": 0.5}}
+    optimizer = {"kind": "sgd", "lr": 0.05, "weight_decay": 5e-4, "lr_factor": {"backbone": 0.1}, "layer_decay": 0.7}
+    return recipe_of(2, **apart, optimizer=optimizer, **changes)
+
+
+def test_fine_tuning_is_spread_over_ranks_bit_for_bit(tmp_path: Path) -> None:
+    recipe, alone, spread = fine_tuning(tmp_path), tmp_path / "alone", tmp_path / "spread"
+    assert in_new_process(train, recipe, alone) == 0
+    assert together(2, train_spread, recipe, spread) == [0, 0]
+    assert outcome(spread) == outcome(alone)
+    starts = [read_sealed(RunFolder(run).environment)["start"] for run in (alone, spread)]
+    assert starts[0] == starts[1]
+    assert {name: one["classes"] for name, one in starts[0].items()} == {"a": 6, "b": 6}
+
+
+@pytest.mark.parametrize("is_synchronised", [True, False])
+def test_ranks_that_share_batches_keep_frozen_parts(is_synchronised: bool, tmp_path: Path) -> None:
+    recipe = fine_tuning(tmp_path, processes={"sync_batchnorm": is_synchronised}, ema=0.0)
+    assert together(3, train_shared, recipe, tmp_path / "run") == [0] * 3
+    shipped = load_file(tmp_path / "run" / "weights" / "a.safetensors")
+    given = torch.load(tmp_path / "a.pth", weights_only=True)
+    changed = {name for name, tensor in shipped.items() if not tensor.equal(given[name])}
+    assert changed == {"classifier.3.weight", "classifier.3.bias"}
+
+
+def train_shared(world: Any, recipe: Recipe, out: Path) -> None:
+    from codistill.distributed.layout import LayoutRequest
+    from codistill.distributed.trainer import train_rank
+
+    train_rank(recipe, out, world, request=LayoutRequest(None, 3))
+    world.shutdown()

@@ -19,13 +19,19 @@ EXECUTES = (
     *("os.system", "os.popen", "os.execv", "os.execvp", "os.spawnv", "pty", "commands", "code", "codeop", "ctypes"),
     *("shell=True", "allow_pickle=True", "weights_only=False", "tarfile.extractall", "zipfile.extractall"),
 )
-TALKS = ("socket", "ssl", "http", "urllib", "requests", "httpx", "aiohttp", "ftplib", "smtplib", "pooch", "webbrowser")
+TALKS = (
+    *("socket", "ssl", "http", "urllib", "requests", "httpx", "aiohttp", "ftplib", "smtplib", "pooch", "webbrowser"),
+    "huggingface_hub",
+)
 ALLOWED = {
     # Two tables of constants name modules of codistill, so that help and listings import no torch.
     "__init__.py": {"importlib.import_module"},
     "networks/families.py": {"importlib.import_module"},
     "data/cifar.py": {"pickle"},  # CIFAR's own files; every name in them becomes an inert stand-in
     "export/formats.py": {"torch.export.load"},  # of what this process has just written, to check it
+    "engine/weight_files.py": {"torch.load"},  # with weights_only=True, which the test below asserts
+    # Where the libraries' caches are; they download in `fetch` alone, for `codistill train --download`.
+    "networks/adapters/pretrained.py": {"torch.hub", "huggingface_hub"},
     "data/download.py": {"pooch"},  # `codistill data NAME --download`, and nothing else, downloads
     "report/server.py": {"http", "socket", "urllib"},  # `codistill watch` serves its page to this machine alone
     "cli/results.py": {"webbrowser"},  # `codistill watch --browser` shows it
@@ -76,10 +82,11 @@ def risks(code: str) -> set[str]:
 @pytest.mark.promise(
     "no-code",
     "What could execute a file (`pickle`, `torch.load`, `torch.export.load`, `eval`, `exec`, "
-    "`yaml.load`, `shell=True`, imports by name) is used in two places: for CIFAR's own files through "
-    "inert stand-ins, and `torch.export.load` for the bytes of a `pt2` export that the same process has "
-    "just written. `predict` refuses `pt2`. Code that uses the network is in four: `codistill data NAME "
-    "--download`, the live page of `codistill watch` and the browser it opens, and the processes of "
+    "`yaml.load`, `shell=True`, imports by name) is used in three places: for CIFAR's own files through "
+    "inert stand-ins, `torch.load` with `weights_only=True` for the `.pth` files that a training starts from, and "
+    "`torch.export.load` for the bytes of a `pt2` export that the same process has just written. `predict` refuses "
+    "`pt2`. Code that uses the network is in five: `codistill data NAME --download`, `codistill train --download` "
+    "for pretrained weights, the live page of `codistill watch` and the browser it opens, and the processes of "
     "`--nproc`, on the loopback interface.",
     repeated="every source file",
 )
@@ -88,6 +95,13 @@ def test_nothing_else_executes_or_talks() -> None:
     assert len(files) > 100
     found = {file.relative_to(SOURCE).as_posix(): risks(file.read_text()) for file in files}
     assert {name: names for name, names in found.items() if names} == ALLOWED
+
+
+def test_weight_files_are_loaded_as_weights_only() -> None:
+    tree = ast.parse((SOURCE / "engine" / "weight_files.py").read_text())
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load"]
+    assert len(calls) == 1
+    assert "weights_only=True" in [ast.unparse(keyword) for keyword in calls[0].keywords]
 
 
 def test_modules_that_are_imported_by_name_are_our_own() -> None:
@@ -113,6 +127,7 @@ def test_modules_that_are_imported_by_name_are_our_own() -> None:
         ("import importlib\nimportlib.import_module(name)", "importlib.import_module"),
         ("__import__(name)", "__import__"),
         ("tar.extractall()", "tarfile.extractall"),
+        ("from huggingface_hub import hf_hub_download", "huggingface_hub"),
         ("import urllib.request", "urllib"),
         ("from socket import socket", "socket"),
     ],

@@ -56,8 +56,10 @@ def applicable(recipe: Recipe) -> list[str]:
 
 
 def catalogue() -> dict[str, Recipe]:
+    """Those whose networks are drawn from a seed, and an example."""
     four = recipes.load(FILE.parents[2] / "examples" / "four_networks.yaml")
-    return {entry.name: entry.recipe for entry in recipes.describe()} | {four.name: four}
+    drawn = {entry.name: entry.recipe for entry in recipes.describe() if entry.name != "finetune"}
+    return drawn | {four.name: four}
 
 
 def all_losses() -> dict[str, dict[str, float]]:

@@ -31,7 +31,7 @@ def test_a_name_is_understood_without_its_library(
     network = parse(name)
     library = name.partition(":")[0]
     assert network.family.pattern == f"{library}:MODEL"
-    assert network.options == {"library": library, "model": model, "options": options, "paths": paths}
+    assert network.options == {"library": library, "model": model, "options": options, "paths": paths, "tag": ""}
     assert list(network.exits) == exits
     assert list(network.exits.values()) == list(range(2, 2 + len(exits)))
 
@@ -48,6 +48,13 @@ def test_heads_hang_at_the_papers_two_or_at_all_that_the_name_lists() -> None:
     }
 
 
+def test_a_tag_names_pretrained_weights() -> None:
+    options = parse("timm:vit_tiny_patch16_224.augreg_in21k:img_size=32@blocks.3").options
+    assert (options["model"], options["tag"]) == ("vit_tiny_patch16_224", "augreg_in21k")
+    assert (options["options"], options["paths"]) == ({"img_size": 32}, ("blocks.3",))
+    assert parse("torchvision:resnet18.IMAGENET1K_V1").options["tag"] == "IMAGENET1K_V1"
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -55,7 +62,8 @@ def test_heads_hang_at_the_papers_two_or_at_all_that_the_name_lists() -> None:
         ("timm:ResNet18", "write timm:MODEL in small letters"),
         ("timm:hf-hub", "write timm:MODEL in small letters"),
         ("timm:hf_hub:x/y", "unknown setting in timm:hf_hub:x/y: 'x/y'; Allowed: img_size"),
-        ("timm:resnet50.a1_in1k", "weights are never downloaded, so a name has no tag; write timm:resnet50, and begin"),
+        ("timm:resnet50.", "after the dot comes the tag of pretrained weights, as in timm:resnet18.a1_in1k"),
+        ("torchvision:resnet18.../x", "the tag of pretrained weights, as in torchvision:resnet18.IMAGENET1K_V1"),
         ("timm:resnet50:pretrained=1", "unknown setting in timm:resnet50:pretrained=1: 'pretrained'"),
         ("timm:resnet50:checkpoint_path=x", "'checkpoint_path'"),
         ("timm:vit:img_sise=32", "did you mean 'img_size'?"),

@@ -83,7 +83,8 @@ VARIANTS = {
 # As the authors' scripts train: what that changes is in tests/docs/test_differences.py.
 AUTHORS = {f"cifar100/{pair}-authors" for pair in ("wrn-28-10-twins", "wrn-28-4-twins", "wrn-28-10-mobilenet")}
 
-FAST = "cifar100/wrn-28-10-fast"
+OWN = ("quickstart", "finetune", "cifar100/wrn-28-10-fast")  # which are not the paper's
+
 ENTRIES = {entry.name: entry for entry in recipes.describe()}
 
 
@@ -93,8 +94,8 @@ def test_the_catalogue_does_not_shrink() -> None:
     in_table_2 = 3 + 1  # what is added is commented out in the paper's source
     ablations = 6 + 6 + 6 + (4 + 2) + 3  # Tables 3 to 7
     kd = 1
-    names = {"quickstart", FAST, "imagenet/mobilenetv2-twins", *PAPER, *VARIANTS, *AUTHORS}
-    assert len(names) == 2 + in_table_1 + added_twins + len(AUTHORS) + in_table_2 + ablations + kd
+    names = {*OWN, "imagenet/mobilenetv2-twins", *PAPER, *VARIANTS, *AUTHORS}
+    assert len(names) == len(OWN) + in_table_1 + added_twins + len(AUTHORS) + in_table_2 + ablations + kd
     assert names <= set(recipes.NAMES)
     assert list(recipes.NAMES) == list(ENTRIES)
     assert all(re.fullmatch(r"[a-z0-9/.-]+", name) for name in recipes.NAMES), "a name must need no quotes in a shell"
@@ -138,7 +139,7 @@ def _has_only_the_papers_extras(recipe: Recipe) -> None:
     assert (recipe.batchnorm_init, recipe.schedule.warmup) == ("ones", 0.0)
 
 
-@pytest.mark.parametrize("name", [name for name in recipes.NAMES if name not in ("quickstart", FAST)])
+@pytest.mark.parametrize("name", [name for name in recipes.NAMES if name not in OWN])
 def test_a_variant_differs_in_what_its_table_varies(name: str) -> None:
     recipe = ENTRIES[name].recipe
     standard = {"method": "dcm", "exits": None, "kind": "paper", "wrong_labels": 0.0}
@@ -156,7 +157,7 @@ def test_a_variant_differs_in_what_its_table_varies(name: str) -> None:
 @pytest.mark.parametrize("name", recipes.NAMES)
 def test_an_entry_says_what_to_expect_and_its_name_can_be_typed(name: str) -> None:
     summary = ENTRIES[name].summary
-    assert name in ("quickstart", FAST) or re.search(r"\d\d?\.\d\d", summary), "an entry has the paper's number"
+    assert name in OWN or re.search(r"\d\d?\.\d\d", summary), "an entry has the paper's number"
     needed = {"imagenet": ["data.folder=photos"], "kd": ["start.teacher=a.safetensors"]}
     assert recipes.resolve(name, ["seed=7", *needed.get(name.partition("/")[0], [])]).seed == 7
 

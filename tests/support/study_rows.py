@@ -28,4 +28,5 @@ ROWS = {
     "budget-wrong-labels": 6,
     "budget-embedded": 6,
     "share-scale": 10,
+    "finetune": 4,
 }

@@ -14,6 +14,7 @@ from codistill import recipes
 from codistill.cli.terminal import AsJson, Changes, Source, complete, console, make_table, two_columns
 from codistill.cli.train import memory_explained, smaller
 from codistill.errors import unknown
+from codistill.networks.adapters.naming import is_tagged
 from codistill.networks.families import describe_families
 from codistill.recipes.datasets import DATASETS
 from codistill.transfer import methods
@@ -98,6 +99,8 @@ def show(
     screen.print(costs_table(costs))
     if any(cost.plan for cost in costs.values()):
         screen.print(plan_table(costs))
+    if starts := describe_starts(recipe):
+        screen.print(two_columns(starts), "")
     training = sum(cost.training_flops for cost in costs.values())
     screen.print(
         f"For one image of {'×'.join(map(str, seen.shape))}, {seen.classes} classes{note}; 2 FLOPs per multiply-add.\n"
@@ -112,6 +115,31 @@ def show(
             f"way published runs of DCM gain nothing in 24 epochs, and 2 points in {ENOUGH_EPOCHS}; this training has "
             f"{recipe.length.epochs}. method=mutual begins with the labels (docs/when.md)."
         )
+
+
+def describe_starts(recipe: recipes.Recipe) -> dict[str, str]:
+    """What each network begins from, and which of its parts learn less or not at all; empty if none is set apart."""
+    begins = {
+        name: recipe.start.get(name) or (f"pretrained weights {network}" if is_tagged(network) else "")
+        for name, network in recipe.networks.items()
+    }
+    factors = recipe.optimizer.lr_factor.items()
+    slower = [f"learning rate × {factor:g} of its {part}" for part, factor in factors if factor != 1]
+    decay = recipe.optimizer.layer_decay
+    slower += [f"× {decay:g} from block to block"] if decay != 1 else []
+    learning = recipe.graph.learning_networks
+    if not any(begins.values()) and not slower and not recipe.freeze:
+        return {}
+    return {
+        f"{name} begins from": ", ".join(
+            [
+                begins[name] or f"weights drawn with seed {recipe.seed}",
+                *([f"frozen: {recipe.freeze[name]}"] if name in recipe.freeze else []),
+                *(slower if name in learning else ["frozen: it only teaches"]),
+            ]
+        )
+        for name in recipe.networks
+    }
 
 
 def is_too_short(recipe: recipes.Recipe) -> bool:

@@ -33,6 +33,7 @@ from codistill.distributed.layout import LayoutRequest, check_request
 from codistill.engine.signals import LAUNCHER, StoppedEarlyError, StopRequest
 from codistill.errors import ExitCode, printable
 from codistill.log import logging_to
+from codistill.networks.adapters.naming import is_tagged
 from codistill.recipes.schema import Recipe
 from codistill.runs.folder import RunFolder
 from codistill.runs.result import read_finished
@@ -72,6 +73,9 @@ def train(
         Path | None, typer.Option(metavar="DIR", help="Folder for the run; default: runs/RECIPE-METHOD-seedSEED.")
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the result, no progress.")] = False,
+    download: Annotated[
+        bool, typer.Option("--download", help="Fetch pretrained weights that networks are named with, if missing.")
+    ] = False,
     track: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Also log to tensorboard, mlflow or wandb; can be repeated."),
@@ -100,6 +104,8 @@ def train(
     options, trackers = LaunchOptions(nproc, LayoutRequest(split, shards), timeout, restarts), track or []
     if is_rank():
         recipe = recipes.resolve(source, changes)
+        if download:  # each host has a cache of its own
+            download_weights(recipe)
         return train_as_rank(recipe, out or default_folder(recipe), options, quiet=quiet, trackers=trackers)
     if options.nproc in (None, 1) and (given := options.layout.arguments):
         raise ValueError(f"{given[0]} needs several processes; add --nproc N, or use torchrun")
@@ -108,6 +114,8 @@ def train(
     with logging_to(ConsoleHandler(screen)):  # prints the settings of its base that the recipe drops
         recipe = recipes.resolve(source, changes)
     folder = out or default_folder(recipe)
+    if download and not RunFolder(folder).has_checkpoint():  # which has the weights of a training that has begun
+        download_weights(recipe)
     flags = [*(["--quiet"] if quiet else []), *(f"--track={name}" for name in trackers)]
     arguments = ["train", source, *changes, "--out", str(folder), *flags]
     if options.nproc is None or options.nproc == 1:
@@ -123,6 +131,16 @@ def train(
         return ExitCode.DONE
     typer.echo(f"{stopped(folder)}:\n  {shlex.join(['codistill', *arguments, *options.arguments])}")
     return ExitCode.STOPPED
+
+
+def download_weights(recipe: Recipe) -> None:
+    """Fetch the pretrained weights that networks begin from into their libraries' caches."""
+    names = [network for name, network in recipe.networks.items() if name not in recipe.start and is_tagged(network)]
+    if names:
+        from codistill.networks.adapters.pretrained import fetch
+
+        for network in dict.fromkeys(names):
+            fetch(network)
 
 
 def drive(recipe: Recipe, folder: Path, screen: Console, trackers: Sequence[str]) -> None:

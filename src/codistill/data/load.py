@@ -20,6 +20,7 @@ from codistill.data.image_files import count_suffixes
 from codistill.data.images import ImageData, ImageSet, sha256
 from codistill.randomness import derive
 from codistill.recipes.datasets import DATASETS
+from codistill.recipes.schema import Recipe
 from codistill.recipes.sections import Data
 
 READERS: dict[str, Callable[[Data], ImageData]] = {
@@ -41,6 +42,46 @@ def load(data: Data | str, *, seed: int = 0, **settings: Any) -> ImageData:
         given = {key: str(value) if isinstance(value, PurePath) else value for key, value in settings.items()}
         data = Data.check({"name": data, **given}, "data")
     return prepare(READERS[DATASETS[data.name].reader](data), data, seed)
+
+
+def load_for(recipe: Recipe) -> ImageData:
+    """Read and prepare the images of a recipe; with the mean and std of its pretrained networks, if it says so."""
+    return normalised_for(recipe, load(recipe.data, seed=recipe.seed))
+
+
+def normalised_for(recipe: Recipe, images: ImageData) -> ImageData:
+    """The images with the mean and std that all of the recipe's networks were pretrained with; else unchanged.
+
+    Raises ValueError if these differ between networks, or from the number of the images' channels.
+    """
+    if recipe.data.normalisation != "pretrained":
+        return images
+    from codistill.networks.adapters.pretrained import input_statistics
+
+    found = {name: input_statistics(network) for name, network in recipe.networks.items()}
+    (first, (mean, std)), *others = found.items()
+    for other, statistics in others:
+        if statistics != (mean, std):
+            raise ValueError(
+                f"data.normalisation=pretrained: {first}={recipe.networks[first]} was trained with "
+                f"{_written(mean, std)}, {other}={recipe.networks[other]} with {_written(*statistics)}; choose one"
+            )
+    return _with_statistics(images, mean, std)
+
+
+def _written(mean: tuple[float, ...], std: tuple[float, ...]) -> str:
+    return " ".join(f"data.{key}=[{','.join(map(str, values))}]" for key, values in (("mean", mean), ("std", std)))
+
+
+def _with_statistics(images: ImageData, mean: tuple[float, ...], std: tuple[float, ...]) -> ImageData:
+    """The images with other numbers to normalise with, which their report then contains."""
+    if len(mean) != images.channels:
+        raise ValueError(
+            f"{images.name}: its images have {images.channels} channels, and data.mean and data.std {len(mean)} "
+            "numbers; give one for each channel, or type data.normalisation=own"
+        )
+    report = {**images.report, "normalisation": {"mean": list(mean), "std": list(std)}}
+    return dataclasses.replace(images, mean=mean, std=std, report=report)
 
 
 def prepare(images: ImageData, settings: Data, seed: int = 0) -> ImageData:
@@ -66,7 +107,8 @@ def prepare(images: ImageData, settings: Data, seed: int = 0) -> ImageData:
     }
     sets = {split: one.summary() for split, one in prepared.splits.items()}
     report = {"name": images.name, "classes": list(images.class_names), **images.report, "sets": sets, **done}
-    return dataclasses.replace(prepared, report=report)
+    prepared = dataclasses.replace(prepared, report=report)
+    return _with_statistics(prepared, settings.mean, settings.std) if settings.mean and settings.std else prepared
 
 
 def corrupt(labels: Tensor, share: float, num_classes: int, seed: int) -> Tensor:

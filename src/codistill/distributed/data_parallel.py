@@ -25,6 +25,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from codistill.distributed.group import ProcessGroup
 from codistill.networks.layers import BatchNorm2d
+from codistill.networks.parts import is_frozen
 
 BUCKET_BYTES = 4 * 2**20
 
@@ -140,11 +141,11 @@ def _fill_buckets(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> Iter
 
 
 class RunningStatistics:
-    """The running statistics of norms that see only their rank's shard."""
+    """The running statistics of norms that see only their rank's shard; those of frozen norms do not change."""
 
     def __init__(self, module: nn.Module, data_parallel: DataParallelGroup) -> None:
         self.data_parallel = data_parallel
-        norms = [norm for norm in module.modules() if isinstance(norm, _NormBase)]
+        norms = [norm for norm in module.modules() if isinstance(norm, _NormBase) and not is_frozen(norm)]
         buffers = chain.from_iterable(norm.buffers(recurse=False) for norm in norms)
         self.buffers = [buffer for buffer in buffers if buffer.is_floating_point()]
 

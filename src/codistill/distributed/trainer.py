@@ -8,7 +8,7 @@ layout, or in one process.
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,8 @@ def train_rank(
             layout = choose_layout(flops, recipe, world.size, request)
             check_evaluation(data, layout)
             mesh = MeshPeers(world, layout, recipe, machine.device.type)
-            training = prepare_training(recipe, data, machine, mesh)
+            begins = not world.any(world.is_root and folder.has_checkpoint())
+            training = prepare_training(recipe, data, machine, mesh, begins=begins)
             opened: AbstractContextManager[Run | None] = nullcontext()
             if world.is_root:
                 opened = Run.open(folder, recipe, data)
@@ -153,6 +154,7 @@ class FullState:
     data: ImageData
     machine: Machine
     state: dict[str, Tensor]
+    starts: Mapping[str, Any] = field(default_factory=dict)
 
     def tensors(self) -> dict[str, Tensor]:
         return self.state
@@ -183,7 +185,8 @@ class MeshRunStorage:
         return self.run.elapsed_s if self.run else time.monotonic() - self._opened_at
 
     def continue_from_newest(self, training: State) -> Position:
-        full, found = FullState(self.recipe, self.data, training.machine, {}), None
+        starts = {name: start for part in self.world.all_gather(training.starts) for name, start in part.items()}
+        full, found = FullState(self.recipe, self.data, training.machine, {}, starts), None
         if self.run:
             position = self.run.continue_from_newest(full)
             found = {"epoch": position.epoch, "step": position.step, "restores": bool(full.state)}

@@ -63,7 +63,7 @@ def bench(recipe: Recipe, channels: int, side: int, classes: int, steps: int, *,
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         started_at = time.perf_counter()
-        run = Runner(prepare_training(recipe, data, machine, images=images))
+        run = Runner(prepare_training(recipe, data, machine, images=images, begins=False))
         run(1)
         start_up_s = time.perf_counter() - started_at
         run(WARM_UP_STEPS)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from codistill.data.images import ImageData
-from codistill.data.load import load, prepare
+from codistill.data.load import load_for, normalised_for, prepare
 from codistill.engine.schedule import TrainingSchedule
 from codistill.engine.state import NONE, cohort_of
 from codistill.networks.backbone import Architecture
@@ -15,7 +15,7 @@ from codistill.recipes.schema import Recipe
 
 def load_images(recipe: Recipe, given: ImageData | None, own: Mapping[str, Architecture] = NONE) -> ImageData:
     """Load the recipe's images, or prepare the ``given`` ones; raises ValueError if they do not fit the recipe."""
-    data = prepare_own_images(given, recipe) if given else load(recipe.data, seed=recipe.seed)
+    data = prepare_own_images(given, recipe) if given else load_for(recipe)
     if recipe.checkpoints.best and data.validation is None:
         raise ValueError(
             f"checkpoints.best=true needs a validation set, and {data.name} has none of its own (val/ beside test/); "
@@ -37,7 +37,7 @@ def prepare_own_images(data: ImageData, recipe: Recipe) -> ImageData:
         )
     if settings.resize != "stretch":
         raise ValueError(f"{data.name}: own images are not resized; leave out data.resize={settings.resize}")
-    return prepare(data, settings, recipe.seed)
+    return normalised_for(recipe, prepare(data, settings, recipe.seed))
 
 
 def refuse_lone_image(recipe: Recipe, data: ImageData, own: Mapping[str, Architecture] = NONE) -> None:

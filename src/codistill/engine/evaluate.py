@@ -16,11 +16,12 @@ from codistill.cohort import Cohort
 from codistill.data.batches import WHOLE
 from codistill.data.device import OnDevice
 from codistill.data.images import ImageData, ImageSet
-from codistill.data.load import load
+from codistill.data.load import load_for
 from codistill.engine.own import NO_NETWORKS, OwnNetworks, given_networks, require_given
 from codistill.engine.peers import ALONE, Peers
 from codistill.engine.runtime import Machine, prepared, without_trials
 from codistill.engine.state import cohort_of
+from codistill.engine.weight_files import load_weights
 from codistill.networks.families import architecture
 from codistill.recipes.schema import Recipe
 from codistill.runs import weights
@@ -157,7 +158,7 @@ def _evaluate_finished(folder: RunFolder, *, best: bool) -> Evaluation:
     require_given(recipe, recipe.networks, f"evaluate_finished({str(folder.path)!r}")
     saved = weights.best_checkpoint(folder) if best else None
     epoch = saved_state(saved, folder.best).position.epoch if saved else recipe.length.epochs
-    data = load(recipe.data, seed=recipe.seed)
+    data = load_for(recipe)
     if not has_test_images_of(result.data, data):
         raise ValueError(f"{folder.path}: {other_test_images(recipe)}")
     with prepared(runtime_for_evaluation(recipe, result.environment)) as machine:
@@ -181,7 +182,7 @@ def classify_finished(
     shipped: dict[str, nn.Module] = {}
     for name in recipe.networks:
         if cohort is not None and not recipe.ema:
-            weights.load_weights(cohort.members[name].backbone, folder.weights(name), name)
+            load_weights(cohort.members[name].backbone, folder.weights(name), name)
         else:
             shipped[name] = load_shipped(folder, recipe, name, data)
     return build_classify(shipped, cohort, on_device, machine)
@@ -193,7 +194,7 @@ def load_shipped(
     """Build a network without heads and load its weight file, or what would ship of the checkpoint ``saved``."""
     backbone = architecture(recipe.networks[name]).backbone(data.num_classes, data.channels)
     if saved is None:
-        weights.load_weights(backbone, folder.weights(name), name)
+        load_weights(backbone, folder.weights(name), name)
     else:
         shipped = weights.shipped_weights(recipe, name, saved.tensors)
         weights.load_strictly(backbone, shipped, f"the weights of {name} in {folder.best}")

@@ -2,17 +2,19 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from codistill.cohort import Cohort
+from codistill.cohort import Cohort, Member
 from codistill.engine.health import Health
 from codistill.engine.runtime import Machine
 from codistill.engine.schedule import StepContext
+from codistill.networks.parts import layer_depths
 from codistill.recipes.schema import Recipe, learning_rate
-from codistill.recipes.sections import AdamW, Sgd
+from codistill.recipes.sections import AdamW, Part, Sgd
 
 Local = Callable[[Tensor], Tensor]
 """A network's tensor to the part of it in this process; see ``Peers.local``."""
@@ -24,35 +26,52 @@ def build_optimizers(
     """Build the recipe's optimizer for every network that learns; frozen teachers have none."""
     learning = recipe.graph.learning_networks
     return {
-        name: _optimizer(recipe, name, [local(parameter) for parameter in member.parameters()], machine)
+        name: _optimizer(recipe, name, parameters_by_factor(recipe.optimizer, member, local), machine)
         for name, member in cohort.members.items()
         if name in learning
     }
 
 
-def _optimizer(recipe: Recipe, name: str, parameters: list[Tensor], machine: Machine) -> torch.optim.Optimizer:
+def parameters_by_factor(settings: Sgd | AdamW, member: Member, local: Local) -> dict[float, list[Tensor]]:
+    """The parameters of a network and its heads that learn, by the factor on their learning rate."""
+    groups: dict[float, list[Tensor]] = {}
+    depths = layer_depths(member.backbone) if settings.lr_factor or settings.layer_decay != 1 else {}
+    classifier = {parameter for parameter, depth in depths.items() if not depth}
+    for parameter in filter(lambda one: one.requires_grad, member.parameters()):
+        part: Part = "classifier" if parameter in classifier else "backbone" if parameter in depths else "heads"
+        factor = settings.lr_factor.get(part, 1.0) * settings.layer_decay ** depths.get(parameter, 0) if depths else 1.0
+        groups.setdefault(factor, []).append(local(parameter))
+    return groups
+
+
+def _optimizer(
+    recipe: Recipe, name: str, groups: Mapping[float, list[Tensor]], machine: Machine
+) -> torch.optim.Optimizer:
     settings, device = recipe.optimizer, machine.device
     rate = settings.lr_of.get(name, settings.lr)
-    group: dict[str, Any] = {
-        "params": parameters,
-        # In device memory a captured step reads the rate when it is replayed, not when it was recorded.
-        "lr": torch.tensor(rate, device=device) if device.type == "cuda" else rate,
-        "base_lr": rate,
-        "weight_decay": settings.weight_decay_of.get(name, settings.weight_decay),
-    }
+    described: list[dict[str, Any]] = [
+        {
+            "params": parameters,
+            # In device memory a captured step reads the rate when it is replayed, not when it was recorded.
+            "lr": torch.tensor(rate * factor, device=device) if device.type == "cuda" else rate * factor,
+            "base_lr": rate * factor,
+            "weight_decay": settings.weight_decay_of.get(name, settings.weight_decay),
+        }
+        for factor, parameters in groups.items()
+    ]
     # Fused optimizers read on the device whether to skip an update; see engine/health.py.
     optimizer: torch.optim.Optimizer
     slots: tuple[str, ...]
     match settings:
         case Sgd(momentum=momentum, nesterov=nesterov):
-            optimizer = torch.optim.SGD([group], momentum=momentum, nesterov=nesterov, fused=True)
+            optimizer = torch.optim.SGD(described, momentum=momentum, nesterov=nesterov, fused=True)
             slots = ("momentum_buffer",) if momentum else ()
         case AdamW(beta1=beta1, beta2=beta2, eps=eps):
             capturable = machine.captures(recipe)
-            optimizer = torch.optim.AdamW([group], betas=(beta1, beta2), eps=eps, fused=True, capturable=capturable)
+            optimizer = torch.optim.AdamW(described, betas=(beta1, beta2), eps=eps, fused=True, capturable=capturable)
             slots = ("exp_avg", "exp_avg_sq", "step")
     # Torch fills these at the first step. Zeros give the same update, and then a checkpoint always has the same shape.
-    for parameter in parameters:
+    for parameter in chain.from_iterable(groups.values()):
         zero_step = torch.zeros((), device=device)
         optimizer.state[parameter] = {
             slot: zero_step if slot == "step" else torch.zeros_like(parameter) for slot in slots

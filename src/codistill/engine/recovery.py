@@ -6,7 +6,7 @@ signals. Until then a network with NaN weights is left out, and its peers train 
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,10 @@ class Recovery:
     @property
     def machine(self) -> "Machine":
         return self.training.machine
+
+    @property
+    def starts(self) -> Mapping[str, Any]:
+        return self.training.starts
 
     def tensors(self) -> dict[str, Tensor]:
         """The training's state and the copies, by their names in a checkpoint."""

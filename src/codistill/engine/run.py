@@ -43,6 +43,9 @@ class State(Protocol):
     @property
     def machine(self) -> Machine: ...
 
+    @property
+    def starts(self) -> Mapping[str, Any]: ...
+
     def tensors(self) -> dict[str, Tensor]: ...
 
     def restore(self, saved: Mapping[str, Tensor]) -> None: ...
@@ -155,6 +158,8 @@ class Run:
         """Restore the newest checkpoint into ``training`` and truncate the journals to it; returns its position."""
         saved = self.store.newest()
         self._check_precision(training.machine.precision)
+        if training.starts:
+            self._record_starts(training.starts)
         self._descriptions = {file.name: file.read_text() for file in (self.folder.recipe, self.folder.environment)}
         self._data = fingerprint(self.folder.data)
         state = saved_state(saved, self.store.folder) if saved else None
@@ -175,6 +180,15 @@ class Run:
         log.info("%s continues after epoch %d, step %d", self.folder.path, position.epoch, position.step)
         return position
 
+    def _record_starts(self, starts: Mapping[str, Any]) -> None:
+        """Record and log what networks begin from, and which classifiers are new."""
+        self._add_to_environment("start", dict(starts))
+        for name, start in starts.items():
+            log.info("network %r begins from %s", name, start["source"])
+            if new := start["new_classifier"]:
+                classes = start["classes"], self.data.num_classes, ", ".join(new)
+                log.info("its classifier is new, as it was of %d classes and the data have %d: %s", *classes)
+
     def _check_precision(self, precision: str) -> None:
         """Record the precision when the run begins; raises RunError if ``auto`` is another one now."""
         began_in = self.folder.precision() or precision
@@ -186,9 +200,12 @@ class Run:
         self._record_precision(began_in)
 
     def _record_precision(self, precision: str) -> None:
+        self._add_to_environment("precision", precision)
+
+    def _add_to_environment(self, key: str, fact: object) -> None:
         facts = read_sealed(self.folder.environment)
-        if facts.get("precision") != precision:
-            write_sealed(self.folder.environment, {**facts, "precision": precision})
+        if facts.get(key) != fact:
+            write_sealed(self.folder.environment, {**facts, key: fact})
 
     def save_is_due(self) -> bool:
         """Whether ``every_s`` seconds have passed and the last save is written; always with ``every_s=0``."""

@@ -4,8 +4,8 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,11 @@ from codistill.engine.health import Health
 from codistill.engine.optim import MovingAverage, build_optimizers, optimizer_tensors
 from codistill.engine.peers import ALONE, Peers
 from codistill.engine.runtime import Machine
+from codistill.engine.weight_files import begin
 from codistill.networks.backbone import Architecture
+from codistill.networks.parts import freeze, is_frozen
 from codistill.recipes.schema import Recipe
-from codistill.runs.weights import checkpoint_tensors, load_weights, tensors_of_network
+from codistill.runs.weights import checkpoint_tensors, tensors_of_network
 from codistill.transfer.objective import Loss, Objective
 
 LARGE_ENOUGH = 32  # pixels: every built-in family has a feature map left at its last stage
@@ -83,6 +85,8 @@ class Training:
     data: OnDevice
     images: int
     """The number of training images in an epoch; a benchmark's ``data`` may have fewer, standing in for them."""
+    starts: Mapping[str, Any]
+    """What this process's networks began from, for the run's records; empty if a checkpoint is restored instead."""
     peers: Peers = ALONE
     """``cohort``, ``optimizers`` and ``average`` cover this process's networks, ``objective`` and ``tally`` all."""
 
@@ -132,10 +136,13 @@ class Training:
         return backbones | (dict(self.average.backbones.items()) if self.average else {})
 
     def set_mode(self, *, learning: bool) -> None:
-        """Set the networks that learn to training or evaluation mode; a frozen teacher stays in evaluation mode."""
+        """Set the networks that learn to training or evaluation mode; what is frozen stays in evaluation mode."""
         learns = self.recipe.graph.learning_networks
         for name, member in self.cohort.members.items():
             member.train(learning and name in learns)
+            for module in member.modules() if name in self.recipe.freeze else ():
+                if is_frozen(module):
+                    module.eval()
 
     @contextmanager
     def evaluation_mode(self) -> Iterator[None]:
@@ -168,11 +175,13 @@ def prepare_training(
     *,
     images: int | None = None,
     own: Mapping[str, Architecture] = NONE,
+    begins: bool = True,
 ) -> Training:
     """Build the cohort with the heads that the graph uses, its optimizers and its objective, on the device.
 
     ``images`` is the number of training images per epoch if ``data`` only stands in for them, ``own`` are modules of
-    the user's in the place of the recipe's networks.
+    the user's in the place of the recipe's networks. Unless it ``begins``, the weights that networks start from are not
+    read: those of a checkpoint are restored.
     """
     graph = recipe.graph
     here = [name for name in recipe.networks if peers.holds(name)]
@@ -184,12 +193,15 @@ def prepare_training(
             f"{image_size[0]}×{image_size[1]}; take larger ones with data.image_size, or augment.randaugment=0"
         )
     cohort = cohort_of(recipe, data.num_classes, data.channels, image_size=image_size, only=here, own=own)
-    for name, file in recipe.start.items():
-        if name in here:
-            load_weights(cohort.members[name].backbone, Path(file), name)
+    starts = {}
     for name, member in cohort.members.items():
+        if begins and (start := begin(member.backbone, recipe, name, data.channels)):
+            starts[name] = start
         member.requires_grad_(name in graph.learning_networks)
+        if name in recipe.freeze:
+            freeze(member.backbone, recipe.freeze[name])
         member.backbone.recomputes = recipe.runtime.activation_checkpointing
+        member.heads_gradient = recipe.heads.gradient
     cohort.to(machine.device).to(memory_format=machine.memory_format)  # type: ignore[call-overload]
     objective = Objective(graph, recipe.kl_epsilon).to(machine.device)
     learning = graph.learning_networks
@@ -209,6 +221,7 @@ def prepare_training(
         tally=Tally(objective.names, tuple(f"{name}/final" for name in learning), machine.device),
         data=OnDevice.of(data, machine.device, augmentation, has_triton=machine.kernels == "triton"),
         images=images or len(data.splits["train"]),
+        starts=starts,
         peers=peers,
     )
     training.set_mode(learning=True)

@@ -95,7 +95,7 @@ def train(
     data = load_images(recipe, data, own)
     schedule = TrainingSchedule.of(recipe, len(data.train))
     with prepared(recipe.runtime) as machine:
-        training = prepare_training(recipe, data, machine, own=own)
+        training = prepare_training(recipe, data, machine, own=own, begins=not folder.has_checkpoint())
         with Run.open(folder, recipe, data) as run:
             yield from run_training(training, schedule, run, stop, heartbeat)
 

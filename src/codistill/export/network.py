@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from codistill.cohort import Cohort
 from codistill.data.augmentation import centre_crop, normalise
 from codistill.data.images import ImageData
-from codistill.data.load import load
+from codistill.data.load import load_for
 from codistill.engine.evaluate import has_test_images_of
 from codistill.engine.own import require_given
 from codistill.engine.schedule import Position
@@ -78,7 +78,7 @@ class History:
     def data_at_hand(self) -> ImageData | None:
         """Return the run's data if they can be read and are unchanged, otherwise None."""
         try:
-            data = load(self.recipe.data, seed=self.recipe.seed)
+            data = load_for(self.recipe)
         except (ValueError, OSError):
             return None
         return data if has_test_images_of(self.report, data) else None

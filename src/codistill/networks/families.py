@@ -163,6 +163,9 @@ IN_AUTHORS_CODE = ("WRN", "MobileNet")
 
 EXAMPLES = tuple(example for family in FAMILIES for example in family.examples)
 
+BACKBONE = "backbone"
+"""What ``freeze.a=backbone`` freezes: all of a network but its classifier."""
+
 RESERVED = ("labels",)
 """Names that a network in a cohort cannot have, besides the attributes of torch's ModuleDict: labels are a source."""
 

@@ -15,7 +15,19 @@ from typing import Any
 
 from codistill.recipes import paper
 from codistill.recipes.schema import Recipe
-from codistill.recipes.sections import Augment, Cosine, Data, Evaluation, Heads, Length, Linear, Processes, Sgd, Steps
+from codistill.recipes.sections import (
+    AdamW,
+    Augment,
+    Cosine,
+    Data,
+    Evaluation,
+    Heads,
+    Length,
+    Linear,
+    Processes,
+    Sgd,
+    Steps,
+)
 
 # A placeholder for a file that only the user can name; a recipe that still has it is incomplete.
 TO_BE_GIVEN = "FILE"
@@ -54,6 +66,23 @@ def quickstart() -> Recipe:
         optimizer=Sgd(lr=0.1, weight_decay=5e-4, momentum=0.9),
         schedule=Steps(milestones=(0.3, 0.6, 0.8), factor=0.2),
         evaluation=Evaluation(every_epochs=5, all_every_epochs=20),
+    )
+
+
+def finetune() -> Recipe:
+    """Two pretrained networks, fine-tuned on a folder of images; docs/finetune.md says how to change it.
+
+    Not the paper's. The rates are usual ones for AdamW: 1e-3 for what is new, a tenth of it for what is pretrained.
+    """
+    return Recipe(
+        networks={"a": "timm:resnet18.a1_in1k", "b": "timm:resnet34.a1_in1k"},
+        data=Data(name="folder", image_size=256, resize="short_side", normalisation="pretrained"),
+        augment=Augment(pad=0, crop=224, random_resized_crop=0.25),
+        length=Length(epochs=20),
+        batch_size=64,
+        optimizer=AdamW(lr=1e-3, weight_decay=0.01, lr_factor={"backbone": 0.1}),
+        schedule=Cosine(warmup=0.1),
+        evaluation=Evaluation(batch_size=256),
     )
 
 
@@ -176,6 +205,7 @@ _ROWS: dict[str, tuple[str, Callable[[], Recipe]]] = {
         "Two tiny WRN on 1,500 small Fashion-MNIST images of which half have a wrong label: teaching each other shows.",
         quickstart,
     ),
+    "finetune": ("Two ResNets with ImageNet's weights, fine-tuned on a folder of your images", finetune),
     # Table 1: pairs on CIFAR-100; the last three pairs of twins are not in the printed paper.
     "cifar100/resnet-164-twins": ("Two ResNet-164", lambda: resnet_twins("resnet-164")),
     "cifar100/wrn-28-10-twins": ("Two WRN-28-10", wrn_twins),

@@ -4,8 +4,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from codistill.errors import unknown
+from codistill.networks.adapters.naming import is_library_name, is_tagged
 from codistill.networks.adapters.own import is_own_name
-from codistill.networks.families import IN_AUTHORS_CODE, parse
+from codistill.networks.families import BACKBONE, IN_AUTHORS_CODE, parse
 from codistill.recipes.errors import Contradiction, Path
 from codistill.transfer import methods
 from codistill.transfer.graph import Outline
@@ -24,6 +25,7 @@ def contradictions(recipe: "Recipe") -> Iterator[Contradiction]:
 def _misnamed(recipe: "Recipe") -> Iterator[Contradiction]:
     by_network: dict[Path, Mapping[str, object]] = {
         ("start",): recipe.start,
+        ("freeze",): recipe.freeze,
         ("optimizer", "lr_of"): recipe.optimizer.lr_of,
         ("optimizer", "weight_decay_of"): recipe.optimizer.weight_decay_of,
         ("optimizer", "clip_norm_of"): recipe.optimizer.clip_norm_of,
@@ -63,11 +65,14 @@ def _graph_problems(recipe: "Recipe") -> Iterator[Contradiction]:
         yield from found
         yield Contradiction(culprit, str(error), frozenset(about))
         return
-    for name in [name for name in graph.frozen if name not in recipe.start and not is_own_name(recipe.networks[name])]:
+    for name in [name for name in graph.frozen if name not in recipe.start]:
+        if is_own_name(recipe.networks[name]) or is_tagged(recipe.networks[name]):
+            continue
         yield Contradiction(("start", name), _lacks_weights(recipe, name), frozenset(about))
     for name in [name for name in graph.frozen if graph.exits[name]]:
         message = f"{name} only teaches, and its auxiliary classifiers would teach untrained; let only its final teach"
         yield Contradiction(("edges",), message, frozenset(about))
+    yield from _freeze_problems(recipe)
 
 
 def _wrong_edges(recipe: "Recipe", outline: Outline) -> Iterator[tuple[Path, str]]:
@@ -117,6 +122,7 @@ def _switch_problems(recipe: "Recipe") -> Iterator[Contradiction]:
             )
             yield Contradiction((key,), message, frozenset({key, "networks"}))
     yield from _momentum_problems(recipe)
+    yield from _normalisation_problems(recipe)
     every, all_every = recipe.evaluation.every_epochs, recipe.evaluation.all_every_epochs
     if all_every % every:
         message = f"{all_every} is not a multiple of evaluation.every_epochs={every}"
@@ -126,6 +132,28 @@ def _switch_problems(recipe: "Recipe") -> Iterator[Contradiction]:
         message = "needs data.validation above 0: chosen by test images, the best would look better than it is"
         yield Contradiction(("checkpoints", "best"), message, frozenset({"checkpoints", "data"}))
     yield from _kernel_problems(recipe)
+
+
+def _freeze_problems(recipe: "Recipe") -> Iterator[Contradiction]:
+    about = frozenset({"networks", "freeze", "method", "heads", "processes"})
+    for name, until in recipe.freeze.items():
+        if name not in recipe.networks:  # which _misnamed reports
+            continue
+        if until not in (parts := [BACKBONE, *parse(recipe.networks[name]).exits]):
+            yield Contradiction(("freeze", name), str(unknown(f"part of {name}", until, parts)), about)
+        elif name not in recipe.graph.learning_networks:
+            yield Contradiction(("freeze", name), f"{name} only teaches, so all of it is frozen; leave it out", about)
+    if recipe.freeze and recipe.processes.weights == "sharded":
+        message = "all weights that are sharded together must learn, or none; type processes.weights=replicated"
+        yield Contradiction(("freeze",), message, about)
+
+
+def _normalisation_problems(recipe: "Recipe") -> Iterator[Contradiction]:
+    own = [f"{name}={network}" for name, network in recipe.networks.items() if not is_library_name(network)]
+    if recipe.data.normalisation == "pretrained" and own:
+        message = f"only timm's and torchvision's networks say what they were trained with, not {own[0]}; give the "
+        message += "numbers, as in data.mean=[0.5,0.5,0.5] data.std=[0.25,0.25,0.25], with data.normalisation=own"
+        yield Contradiction(("data", "normalisation"), message, frozenset({"data", "networks"}))
 
 
 def _kernel_problems(recipe: "Recipe") -> Iterator[Contradiction]:

@@ -64,6 +64,9 @@ class Recipe(Settings):
     )
     heads: Heads = Heads()
     start: dict[str, str] = Field({}, description="weight files that networks begin from; a frozen teacher needs one")
+    freeze: dict[str, str] = Field(
+        {}, description="parts of networks that do not learn: backbone (all but the classifier), or all up to an exit"
+    )
     init: Literal["he", "authors"] = Field(
         "he", description="initial convolutions and linear layers; he: normal by fan-out, linear layers as in torch"
     )

@@ -9,6 +9,7 @@ from codistill.recipes.errors import Contradiction, InconsistentError
 from codistill.recipes.settings import Count, Fraction, KnownDataSet, NotNegative, Positive, Settings, Share
 
 AUTHORS_SETS = ("cifar10", "cifar100")
+Part = Literal["backbone", "heads", "classifier"]
 
 
 class Heads(Settings):
@@ -18,6 +19,7 @@ class Heads(Settings):
         "paper", description="narrow: half the width; apfc: pool and classify"
     )
     exits: tuple[str, ...] | None = Field(None, strict=False, description="exit names; null: the paper's two")
+    gradient: Share = Field(1.0, description="factor on the gradient from the heads into the network; 0 cuts it")
 
 
 class Data(Settings):
@@ -41,8 +43,16 @@ class Data(Settings):
         None, description="processes that decode; null: one per core"
     )
     timeout_s: Positive = Field(120.0, description="a worker that does not answer for this long is replaced")
-    normalisation: Literal["own", "authors"] = Field(
-        "own", description="means and deviations of channels; authors: CIFAR-10's, which they use for CIFAR-100 too"
+    normalisation: Literal["own", "authors", "pretrained"] = Field(
+        "own",
+        description="means and deviations of channels; authors: CIFAR-10's, which they use for CIFAR-100 too; "
+        "pretrained: those that timm's or torchvision's networks were trained with",
+    )
+    mean: Annotated[tuple[float, ...], Field(min_length=1)] | None = Field(
+        None, strict=False, description="given means of the channels, on the scale 0 to 1; null: as normalisation says"
+    )
+    std: Annotated[tuple[Positive, ...], Field(min_length=1)] | None = Field(
+        None, strict=False, description="given standard deviations of the channels"
     )
 
     @property
@@ -60,6 +70,10 @@ class Data(Settings):
         elif self.normalisation == "authors" and (self.name not in AUTHORS_SETS or self.image_size):
             given = f"image_size={self.image_size}" if self.name in AUTHORS_SETS else self.name
             key, message = "normalisation", f"the authors' are of {' and '.join(AUTHORS_SETS)} at 32×32, not {given}"
+        elif len(self.mean or ()) != len(self.std or ()):
+            key, message = "std", "data.mean and data.std go together, one number of each for every channel"
+        elif self.mean and self.normalisation != "own":
+            key, message = "normalisation", f"{self.normalisation}, and data.mean is given; leave out one of them"
         elif self.image_size is not None and self.name in NUMBERS and self.image_size > NUMBERS[self.name].side:
             side = NUMBERS[self.name].side
             message = f"{self.image_size} is more than the {side} pixels of {self.name}; it can only shrink"
@@ -150,12 +164,21 @@ class Length(Settings):
 
 
 class Optimizer(Settings):
-    """Learning rate, weight decay and clipping of every network; ``lr_of`` and the like override them for some."""
+    """Learning rate, weight decay and clipping of every network; ``lr_of`` and the like override them for some.
+
+    ``lr_factor`` and ``layer_decay`` set parts of a network apart: their factors multiply the network's own rate.
+    """
 
     kind: str
     lr: Positive = Field(description="learning rate before the schedule")
     weight_decay: NotNegative = Field(description="of every weight, biases and batch norm included")
     lr_of: dict[str, Positive] = Field({}, description="learning rates of single networks, as in b: 0.01")
+    lr_factor: dict[Part, Positive] = Field(
+        {}, description="factors on the learning rates of parts, as in backbone: 0.1; of others, 1"
+    )
+    layer_decay: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0, description="factor on the learning rate of each block of a backbone, counted from its output; 1: off"
+    )
     weight_decay_of: dict[str, NotNegative] = Field({}, description="weight decay of single networks")
     clip_norm: Positive | None = Field(None, description="largest norm of each network's gradient; null: no limit")
     clip_norm_of: dict[str, Positive] = Field({}, description="clip_norm of single networks")

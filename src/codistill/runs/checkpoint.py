@@ -155,6 +155,10 @@ class Store:
             )
         return None
 
+    def has_any(self) -> bool:
+        """Whether there is a checkpoint, intact or not: then ``newest`` reads one, or raises."""
+        return bool(self._found())
+
     def sweep(self) -> None:
         """Remove what a process that died while saving left behind."""
         with explained(self.folder, "remove unfinished checkpoints"):

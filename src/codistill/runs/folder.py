@@ -14,7 +14,7 @@ from codistill.networks.adapters.own import is_own_name, missing
 from codistill.recipes import parse
 from codistill.recipes.changes import WHERE_AND_HOW, difference, is_below, key_of, start_names
 from codistill.recipes.schema import Recipe
-from codistill.runs.checkpoint import fingerprint
+from codistill.runs.checkpoint import Store, fingerprint
 from codistill.runs.files import LOCK_FILE, TEMPORARY, refuse_unless, write_atomically
 from codistill.runs.journal import read_lines
 from codistill.runs.records import Environment
@@ -73,8 +73,7 @@ class RunFolder:
 
     def has_checkpoint(self) -> bool:
         """Whether there is a complete checkpoint, from which the training would continue."""
-        names = [path.name for path in self.checkpoints.iterdir()] if self.checkpoints.is_dir() else []
-        return any(not name.startswith(TEMPORARY) for name in names)
+        return Store(self.checkpoints).has_any()
 
     def is_finished(self, recipe: Recipe) -> bool:
         """Whether this recipe has been trained to its end here, on any device; raises if it is another recipe.

@@ -1,4 +1,4 @@
-"""The names of tensors in a checkpoint, which of them ship, and how weights get into networks.
+"""The names of tensors in a checkpoint, and which of them ship.
 
 A checkpoint names its tensors ``group/name``. The groups are ``cohort`` (the cohort's state dict:
 ``cohort/members.a.backbone.…``), ``optimizer`` (``optimizer/members.a.…/momentum_buffer``), ``average`` (the moving
@@ -11,8 +11,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from safetensors import SafetensorError
-
 from codistill.recipes.schema import Recipe
 from codistill.runs.checkpoint import Saved, Store
 from codistill.runs.folder import MAX_BYTES, RunFolder
@@ -22,8 +20,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 GOOD = "good/"
-HEADER_BYTES = 16 * 2**20
-"""The most that a weight file may hold besides the weights."""
 
 
 def checkpoint_tensors(groups: Mapping[str, Iterable[tuple[str, "Tensor"]]]) -> dict[str, "Tensor"]:
@@ -127,10 +123,7 @@ def _misfit(expected: Mapping[str, "Tensor"], given: Mapping[str, "Tensor"]) -> 
     if not resized:
         return ""
     found, wanted = ("×".join(map(str, tensors[resized[0]].shape)) for tensors in (given, expected))
-    return (
-        f"{len(resized)} tensors have another shape, such as {resized[0]!r}, {found} and not {wanted}; "
-        "docs/networks.md says how to change a file for other classes"
-    )
+    return f"{len(resized)} tensors have another shape, such as {resized[0]!r}, {found} and not {wanted}"
 
 
 def refuse_damaged(file: Path) -> None:
@@ -139,30 +132,3 @@ def refuse_damaged(file: Path) -> None:
     is_shipped = file == run.weights(file.stem) and run.recipe.is_file() and run.result.is_file()
     if is_shipped and (reason := run.damage_of_weights(file.stem, read_sealed(run.result, MAX_BYTES))):
         raise run.damage_error([reason])
-
-
-def load_weights(backbone: "nn.Module", file: Path, name: str) -> None:
-    """Load the safetensors file of the network called ``name`` in the recipe; raises ValueError if it does not fit."""
-    from safetensors.torch import load_file
-
-    if file.is_dir():
-        raise ValueError(f"network {name!r}: {file} is a folder; give the safetensors file in it")
-    if not file.is_file():
-        raise ValueError(f"network {name!r}: there is no file {file}; give a safetensors file of its weights")
-    refuse_damaged(file)
-    # Before anything is mapped or read: a file may claim any size.
-    needed = sum(tensor.nbytes for tensor in backbone.state_dict().values())
-    if (size := file.stat().st_size) > 2 * needed + HEADER_BYTES:
-        raise ValueError(f"network {name!r}: {file} has {size:,} bytes, too many for the network's {needed:,}")
-    try:
-        weights = load_file(file)
-    except (OSError, SafetensorError) as error:
-        raise ValueError(
-            f"network {name!r}: {file} is not a readable safetensors file ({error}); docs/networks.md says how to "
-            "convert a file of torch.save"
-        ) from None
-    if non_finite := [key for key, tensor in weights.items() if not tensor.isfinite().all()]:
-        raise ValueError(
-            f"network {name!r}: {file} contains NaN or infinities, first in {non_finite[0]!r}; give finite weights"
-        )
-    load_strictly(backbone, weights, f"network {name!r}: the weights in {file}")

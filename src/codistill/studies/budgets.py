@@ -7,7 +7,7 @@ all rows but the two that name theirs. What `mutual` is was decided before any o
 from codistill import recipes
 from codistill.recipes import Recipe
 from codistill.recipes.catalogue import wrn_twins
-from codistill.recipes.sections import Augment, Data, Evaluation, Length, Sgd, Steps
+from codistill.recipes.sections import Augment, Cosine, Data, Evaluation, Heads, Length, Sgd, Steps
 from codistill.studies.study import METHOD_LABELS, Study, StudyRow, cohort_title
 
 FIRST_SEED = 11  # share-scale has 1 to 10
@@ -41,6 +41,37 @@ def _photos(a: str, b: str) -> Recipe:
         optimizer=Sgd(lr=0.05, weight_decay=5e-4, momentum=0.9, nesterov=True),
         schedule=Steps(milestones=(0.3, 0.6, 0.9), factor=0.1),
         evaluation=RARELY,
+    )
+
+
+def finetune() -> Study:
+    """WRN-16-2 twins of one CIFAR on 5,000 images of the other."""
+    pretraining = _wrn_16_2(100).replace(name="pretraining", method="independent")
+    recipe = pretraining.replace(
+        name="finetune",
+        method="mutual",
+        data=Data(name="cifar10", train_limit=5000),
+        length=Length(epochs=30),
+        optimizer=Sgd(lr=0.05, weight_decay=5e-4, momentum=0.9, lr_factor={"backbone": 0.1}),
+        schedule=Cosine(warmup=0.1),
+        start=dict.fromkeys(("a", "b"), "the weights of a finished run"),
+    )
+    group = cohort_title(recipe)
+    before = StudyRow(group, "pretraining", pretraining)
+    trained = {METHOD_LABELS[method]: recipe.replace(method=method) for method in ("independent", "dml", "mutual")}
+    trained["mutual, heads apart"] = recipe.replace(heads=Heads(gradient=0.0))
+    return Study(
+        "finetune",
+        f"Fine-tuning {group}, pretrained on CIFAR-100, on 5,000 images of CIFAR-10",
+        tuple(
+            StudyRow(group, label, one, teachers={"a": (before, "a"), "b": (before, "b")})
+            for label, one in trained.items()
+        ),
+        (*PRIMARY, ("DML", "independent"), ("mutual, heads apart", "mutual")),
+        PRIMARY,
+        seeds=5,
+        first_seed=FIRST_SEED,
+        notes=("Every row begins from the same pretrained pair of its seed, trained independently.",),
     )
 
 
@@ -125,5 +156,5 @@ def share_scale() -> Study:
 
 STUDIES = (
     *(budget_30_epochs, budget_100_epochs, budget_own_images, budget_unequal, budget_few_images, budget_wrong_labels),
-    *(budget_embedded, share_scale),
+    *(budget_embedded, share_scale, finetune),
 )

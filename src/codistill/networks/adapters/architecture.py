@@ -214,20 +214,26 @@ class LibraryArchitecture(AdaptedArchitecture):
     model: str
     options: Mapping[str, int | float]
     paths: tuple[str, ...] | None = None
+    tag: str = ""
 
     @property
     def label(self) -> str:
         return f"{self.library}:{self.model}"
 
+    @property
+    def configuration(self) -> str:
+        """The model by the name under which the library has its settings: timm's may depend on the weights."""
+        return f"{self.model}.{self.tag}" if self.tag and self.library == "timm" else self.model
+
     def findings(self) -> Findings:
         with torch.device("meta"):
-            network = build_network(self.library, self.model, ANY_CLASSES, 3, self.options)
+            network = build_network(self.library, self.configuration, ANY_CLASSES, 3, self.options)
         made_for = network.pretrained_cfg["input_size"][-1] if self.library == "timm" else TORCHVISION_SIZE  # type: ignore[index]
         size = int(self.options.get(SIZES[self.library]) or made_for)
         return Findings.of(network, 3, (size, LARGE), self.paths)
 
     def fresh(self, num_classes: int, in_channels: int) -> nn.Module:
-        return build_network(self.library, self.model, num_classes, in_channels, self.options)
+        return build_network(self.library, self.configuration, num_classes, in_channels, self.options)
 
 
 @dataclass(frozen=True)
@@ -299,17 +305,20 @@ def build_network(
 
 
 def _build_timm(model: str, num_classes: int, in_channels: int, options: Mapping[str, float]) -> nn.Module:
-    with _imported("timm"):
+    with imported("timm"):
         import timm
-    if not timm.is_model(model):
-        hint = did_you_mean(model, timm.list_models()) or ";"
-        raise ValueError(f"timm has no network {model!r}{hint} timm.list_models() names them all")
+    plain, _, tag = model.partition(".")
+    if not timm.is_model(plain):
+        hint = did_you_mean(plain, timm.list_models()) or ";"
+        raise ValueError(f"timm has no network {plain!r}{hint} timm.list_models() names them all")
+    if tag and tag not in (tags := [name.partition(".")[2] for name in timm.list_pretrained(f"{plain}.*")]):
+        raise unknown(f"pretrained weights of timm:{plain}", tag, tags)
     settings: dict[str, Any] = {**options, "num_classes": num_classes, "in_chans": in_channels}
     return timm.create_model(model, pretrained=False, **settings)
 
 
 def _build_torchvision(model: str, num_classes: int, in_channels: int, options: Mapping[str, float]) -> nn.Module:
-    with _imported("torchvision"):
+    with imported("torchvision"):
         from torchvision import models  # type: ignore[import-untyped]
     if model not in (known := models.list_models(module=models)):
         hint = did_you_mean(model, known) or ";"
@@ -324,7 +333,7 @@ def _build_torchvision(model: str, num_classes: int, in_channels: int, options: 
 
 
 @contextmanager
-def _imported(library: str) -> Iterator[None]:
+def imported(library: str) -> Iterator[None]:
     """Tell what to install if importing the library inside fails."""
     try:
         yield

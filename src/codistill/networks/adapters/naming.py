@@ -1,4 +1,4 @@
-"""Names of other libraries' networks: ``timm:MODEL[:key=value,…][@path,…]``. Imports neither torch nor a library.
+"""Names of other libraries' networks: ``timm:MODEL[.TAG][:key=value,…][@path,…]``. Imports neither torch nor a library.
 
 A recipe is read, checked and drawn on machines without the library; whether the model and its modules exist is checked
 when it is built. So exits are named by their C-number (``c2``, ``c3``), which every network has, and not by module
@@ -22,6 +22,7 @@ MAX_SIDE, MAX_EXITS = 4096, 8
 USUAL_EXITS = 3  # beside "final"; building a network with fewer stages raises an error
 
 _MODEL = re.compile("[a-z0-9_]{1,80}")
+_TAG = re.compile("[A-Za-z0-9_]{1,80}")
 _PATH = re.compile(r"\w+(\.\w+)*", re.ASCII)
 _INTEGER, _SHARE = re.compile("[1-9][0-9]{0,3}"), re.compile(r"0(\.[0-9]{1,4})?")
 
@@ -35,6 +36,8 @@ class LibraryName:
     options: Mapping[str, int | float]
     paths: tuple[str, ...] | None
     """The modules whose outputs are the exits, in any order; None for the ends of the stages."""
+    tag: str = ""
+    """The library's pretrained weights that a training begins from; empty for none."""
 
     @property
     def exits(self) -> dict[str, int]:
@@ -52,21 +55,24 @@ def is_library_name(name: str) -> bool:
     return name.partition(":")[0] in LIBRARIES
 
 
+def is_tagged(name: str) -> bool:
+    """Whether ``name`` has the tag of pretrained weights, as in ``timm:resnet18.a1_in1k``."""
+    return is_library_name(name) and bool(parse_library_name(name).tag)
+
+
 def parse_library_name(name: str) -> LibraryName:
     """Parses a name that ``is_library_name``, or raises an error that says what to type instead."""
     described, at, modules = name.partition("@")
     library, _, rest = described.partition(":")
     model, colon, settings = rest.partition(":")
-    plain, _, tag = model.partition(".")
-    if tag:
-        raise ValueError(
-            f"{name}: weights are never downloaded, so a name has no tag; write {library}:{plain}, and begin from a "
-            f"file with start.NETWORK=FILE"
-        )
+    model, dot, tag = model.partition(".")
     if not _MODEL.fullmatch(model):
         raise ValueError(f"{name}: write {library}:MODEL in small letters, digits and _, as in {library}:resnet18")
+    if dot and not _TAG.fullmatch(tag):
+        example = "timm:resnet18.a1_in1k" if library == "timm" else "torchvision:resnet18.IMAGENET1K_V1"
+        raise ValueError(f"{name}: after the dot comes the tag of pretrained weights, as in {example}")
     options = _options(name, library, settings) if colon else {}
-    return LibraryName(library, model, options, parse_paths(name, modules) if at else None)
+    return LibraryName(library, model, options, parse_paths(name, modules) if at else None, tag)
 
 
 def _options(name: str, library: str, settings: str) -> dict[str, int | float]:
