@@ -69,7 +69,7 @@ def export(
     network: Annotated[str, typer.Option(metavar="NAME", help="Name of the network in the recipe, such as a.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Output folder: new, empty or an earlier export.")],
     file_format: Annotated[
-        str, typer.Option("--format", metavar="FORMAT", help="One of safetensors, pt2 and onnx.")
+        str, typer.Option("--format", metavar="FORMAT", help="One of safetensors, pt2, onnx and timm.")
     ] = "safetensors",
     best: Best = False,
     force: Annotated[
@@ -104,7 +104,7 @@ def export(
         "graph": f"identical to the plain backbone, node for node ({proof.nodes} nodes)",
         "file": f"gives the same logits, {close}",
         "latency": f"plain {plain:.2f} ms, exported {its:.2f} ms, ratio {its / plain:.2f} (one image, this CPU)",
-        "written": f"{exported.model}, {bundle.LABELS}, {bundle.PREPROCESSING}, {bundle.CARD}",
+        "written": f"{exported.model}, {bundle.LABELS}, {bundle.PREPROCESSING}, {exported.card}",
     }
     console().print(two_columns(rows))
 
