@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from codistill.cli.completion import complete
 from codistill.cli.terminal import AsJson, ConsoleHandler, console, network_table, two_columns
 from codistill.cli.train import memory_explained
 from codistill.errors import ExitCode, unknown
@@ -32,6 +33,8 @@ Runs = Annotated[
     typer.Argument(metavar="RUN|STUDY", help="Folders of runs or studies, or published results, such as runs/demo."),
 ]
 
+EXPORTED = ("safetensors", "pt2", "onnx", "timm")
+"""The formats of export.export, which imports torch."""
 FORMATS = (".html", ".csv", ".md", ".tex", ".json")
 WATCH_EVERY_S = 2.0
 ON_CPU = "free it from other programs, or set CUDA_VISIBLE_DEVICES= to evaluate on the CPU"
@@ -69,7 +72,13 @@ def export(
     network: Annotated[str, typer.Option(metavar="NAME", help="Name of the network in the recipe, such as a.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Output folder: new, empty or an earlier export.")],
     file_format: Annotated[
-        str, typer.Option("--format", metavar="FORMAT", help="One of safetensors, pt2, onnx and timm.")
+        str,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="One of safetensors, pt2, onnx and timm.",
+            autocompletion=complete(EXPORTED),
+        ),
     ] = "safetensors",
     best: Best = False,
     force: Annotated[

@@ -12,7 +12,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from codistill.cli.terminal import Changes, complete, console
+from codistill.cli.completion import complete, complete_in_study
+from codistill.cli.terminal import Changes, console
 from codistill.errors import ExitCode
 from codistill.runs.result import Result, read_result
 from codistill.studies import catalogue
@@ -38,7 +39,7 @@ def study(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME", help="A study listed by `codistill list studies`.", autocompletion=complete("studies")
+            metavar="NAME", help="A study listed by `codistill list studies`.", autocompletion=complete(catalogue.NAMES)
         ),
     ],
     changes: Changes,
@@ -50,8 +51,14 @@ def study(
     jobs: Annotated[
         int | None, typer.Option(metavar="N", help="Number of runs at a time; default: one per core, one on a GPU.")
     ] = None,
-    methods: Annotated[str | None, typer.Option(metavar="A,B", help="Only rows with these methods.")] = None,
-    rows: Annotated[str | None, typer.Option(metavar="A,B", help="Only these rows or groups of rows.")] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help="Only rows with these methods.", autocompletion=complete_in_study("method")),
+    ] = None,
+    rows: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help="Only these rows or groups of rows.", autocompletion=complete_in_study("key")),
+    ] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Only print what would be trained.")] = False,
     best_epoch: Annotated[
         bool, typer.Option("--best-epoch", help="Also show the best epoch of every run, in separate columns.")

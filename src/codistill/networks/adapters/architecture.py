@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from codistill.errors import did_you_mean, install_hint, unknown
+from codistill.errors import SAME_BUILD, did_you_mean, install_hint, unknown
 from codistill.log import log
 from codistill.networks.adapters.exits import Stages, Survey, channels, find_stages, first_tensor, stride, survey, takes
 from codistill.networks.adapters.head_design import HeadDesign, LaterStages, design_head, reinitialise
@@ -332,8 +332,7 @@ def imported(library: str) -> Iterator[None]:
         raise ValueError(f"{library}:… needs {error.name}, which is missing; {install_hint('zoo')}") from None
     except RuntimeError as error:
         raise ValueError(
-            f"{library} is installed, but not for this torch {torch.__version__} ({error}); install torch and "
-            "torchvision of the same build, as in: pip install --force-reinstall torch torchvision"
+            f"{library} is installed, but not for this torch {torch.__version__} ({error}); {SAME_BUILD}"
         ) from None
 
 
