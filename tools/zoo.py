@@ -1,17 +1,19 @@
 """Checks that networks of timm and torchvision can be trained and taken out again, for docs/zoo.md.
 
     python tools/zoo.py --pick    # writes the list: of every file of timm the smallest classifier, all of torchvision
-    python tools/zoo.py           # checks every network of the list on the meta device; then: python tools/fill_docs.py
+    python tools/zoo.py           # checks those of the list that have no result yet; then: python tools/fill_docs.py
 
-The list and what was found are benchmarks/measured/zoo.json. Both take minutes and neither weights nor network.
+The list and what was found are benchmarks/measured/zoo.json. Nothing is downloaded, and a few GB of memory suffice.
 """
 
 import argparse
 import json
 import sys
 import warnings
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -40,24 +42,35 @@ def pick() -> list[str]:
     ]
 
 
+def check(name: str) -> dict[str, object]:
+    warnings.simplefilter("ignore")  # the libraries' own
+    try:
+        return asdict(check_on_meta(name))
+    except Exception as error:
+        return {"error": " ".join(str(error).split())}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pick", action="store_true", help="make the list anew; nothing is checked")
-    warnings.simplefilter("ignore")  # the libraries' own
-    if parser.parse_args().pick:
-        networks: dict[str, object] = dict.fromkeys(pick())
-    else:
-        networks = json.loads(MEASURED.read_text(encoding="utf-8"))["networks"]
-        for name in networks:
-            print(name, flush=True)
-            try:
-                networks[name] = asdict(check_on_meta(name))
-            except Exception as error:
-                networks[name] = {"error": " ".join(str(error).split())}
+    parser.add_argument("--jobs", type=int, default=1, help="processes that check")
+    options = parser.parse_args()
+    networks: dict[str, Any] = dict.fromkeys(pick()) if options.pick else json.loads(MEASURED.read_text())["networks"]
     versions = {library.__name__: library.__version__.partition("+")[0] for library in (timm, torchvision, torch)}
-    MEASURED.write_text(json.dumps({"versions": versions, "networks": networks}, indent=1) + "\n", encoding="utf-8")
-    failed = [name for name, found in networks.items() if isinstance(found, dict) and "error" in found]
-    print(f"{len(networks)} networks" + (f"; these fail: {', '.join(failed)}" if failed else ""))
+
+    def write() -> None:
+        text = json.dumps({"versions": versions, "networks": networks}, indent=1) + "\n"
+        MEASURED.write_text(text, encoding="utf-8")
+
+    write()
+    if options.pick:
+        return
+    with ProcessPoolExecutor(options.jobs) as pool:
+        waiting = {pool.submit(check, name): name for name, found in networks.items() if found is None}
+        for done in as_completed(waiting):
+            networks[waiting[done]] = done.result()
+            print(waiting[done], done.result().get("error", ""), flush=True)
+            write()
 
 
 if __name__ == "__main__":

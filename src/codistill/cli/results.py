@@ -3,6 +3,7 @@
 import time
 import webbrowser
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from codistill.cli.completion import complete
-from codistill.cli.terminal import AsJson, ConsoleHandler, console, network_table, two_columns
+from codistill.cli.terminal import AsJson, ConsoleHandler, console, make_table, network_table, two_columns
 from codistill.cli.train import memory_explained
-from codistill.errors import ExitCode, unknown
+from codistill.errors import ExitCode, number, unknown
 from codistill.log import logging_to
 from codistill.runs.files import to_json, write_atomically
 from codistill.runs.folder import RunFolder
@@ -53,10 +54,15 @@ def evaluate(
     measured = {name: metrics.to_dict() for name, metrics in evaluation.metrics.items()}
     recipe, epoch, differences = evaluation.recipe, evaluation.epoch, evaluation.differences
     if as_json:
-        content = {"run": str(run), "epoch": epoch, "networks": measured, "equals_result": not differences}
+        alike = [asdict(pair) for pair in evaluation.agreement]
+        content = {"run": str(run), "epoch": epoch, "networks": measured, "agreement": alike}
+        content["equals_result"] = not differences
         typer.echo(to_json(content, indent=2))
     else:
         console().print(network_table(recipe.networks, measured))
+        if pairs := evaluation.agreement:
+            rows = ((" & ".join(one.networks), number(one.same, 2), number(one.both_wrong, 2)) for one in pairs)
+            console().print(make_table(["networks"], ("same answer %", "both wrong %"), rows))
     if differences:
         raise ValueError(f"{run}: the weights do not give the metrics in result.json:\n  " + "\n  ".join(differences))
     if evaluation.damage:
