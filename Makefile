@@ -31,7 +31,7 @@ fast: $(READY)          ## the tests that start no other processes, while you wo
 
 stress: $(READY)        ## the faults and attacks of docs/reliability.md as often as published (about an hour on 2 cores)
 	CODISTILL_STRESS=1 $(BIN)/pytest -n 2 --dist worksteal tests/faults tests/data/test_streaming.py \
-	  tests/distributed/test_two_hosts.py tests/gpu
+	  tests/distributed/test_two_hosts.py tests/networks/test_zoo.py tests/gpu
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "codistill needs Python 3.11 or newer; try: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }

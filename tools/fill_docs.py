@@ -119,6 +119,15 @@ class Published:
         interval = f" (n = {row['n']}, 95 %: {signed(float(low), 2)} to {signed(float(high), 2)})" if low else ""
         return f"{signed(float(points), 2)}{interval}: {row['verdict']}" if points else "–"
 
+    @cached_property
+    def zoo(self) -> dict[str, Any]:
+        """What tools/zoo.py found, with the number of networks whose heads are of their own blocks, and the failed."""
+        zoo: dict[str, Any] = read(self.measured / "zoo.json")
+        failed = [name for name, found in zoo["networks"].items() if "error" in found]
+        made = [[words for _, words in found.get("heads", {}).values()] for found in zoo["networks"].values()]
+        own = sum(bool(heads) and not any(words.startswith("generic") for words in heads) for heads in made)
+        return {**zoo, "failed": failed, "own": own}
+
     def step(self, twins: str) -> dict[str, Any]:
         """The newest benchmark of a step, as benchmarks/step.py printed it."""
         lines = [line for file in self.measured.glob("*-step.jsonl") for line in file.read_text().splitlines()]
@@ -162,7 +171,8 @@ def render(name: str) -> str:
     environment.filters |= {"signed": signed, "clock": clock, "digits": lambda x, n: f"{x:.{n}f}"}
     template = environment.get_template(f"{name}.md")
     studies = [catalogue.get(study) for study in catalogue.NAMES]
-    about = {"recipe_keys": sections(), "study_keys": study_keys(), "promises": promises(), "recipes": describe(), "studies": studies}
+    keys = {"recipe_keys": sections(), "study_keys": study_keys()}
+    about = {"promises": promises(), "recipes": describe(), "studies": studies, **keys}
     return template.render(published=Published(), **about).strip("\n") + "\n"
 
 

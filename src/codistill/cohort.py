@@ -174,10 +174,10 @@ def _resolve(name: str, network: object, exits: Iterable[str] | None) -> tuple[A
 
 
 def _check_sizes(architectures: Mapping[str, Architecture], image_size: tuple[int, int] | None) -> None:
+    for name, network in architectures.items():
+        if image_size is not None and (side := network.fitting_side(image_size)):
+            raise wrong_size(f"network {name!r}", side, image_size)
     sizes = {name: network.image_size for name, network in architectures.items() if network.image_size}
-    for name, size in sizes.items():
-        if image_size is not None and image_size != (size, size):
-            raise wrong_size(f"network {name!r}", size, image_size)
     if len(set(sizes.values())) > 1:
         taken = ", ".join(f"{name!r} only {size}×{size}" for name, size in sizes.items())
         raise ValueError(

@@ -41,6 +41,9 @@ def install_hint(extra: str) -> str:
     return f"in the clone of codistill, type: pip install '.[{extra}]'"
 
 
+SAME_BUILD = "install torch and torchvision of the same build, as in: pip install --force-reinstall torch torchvision"
+
+
 def unknown(kind: str, name: str, allowed: Iterable[str]) -> ValueError:
     """Return the error for a name that is not one of the allowed ones.
 

@@ -1,6 +1,7 @@
 """A machine that is ready, one that lacks something, and one that is broken."""
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import pytest
 from codistill.cli import doctor
 from support.cli import Codistill
 
-SUBJECTS = {"python", "codistill", "torch", "threads", "device", "kernels", "torch.compile", "space"} | {
-    f"data: {name}" for name in ("fashion", "cifar10", "cifar100")
-}
+SUBJECTS = (
+    {"python", "codistill", "torch", "threads", "device", "kernels", "torch.compile", "space"}
+    | {f"data: {name}" for name in ("fashion", "cifar10", "cifar100")}
+    | {f"extra: {name}" for name in ("export", "zoo", "tensorboard", "mlflow", "wandb")}
+)
 
 
 def test_this_machine_is_ready_and_every_warning_says_what_to_do(codistill: Codistill) -> None:
@@ -60,6 +63,42 @@ def test_what_is_essential_and_broken_gives_exit_code_2(codistill: Codistill, mo
     ]
     assert "cannot open shared object file; reinstall" in result.stdout
     assert "in its clone, type pip install --force-reinstall ." in " ".join(result.stdout.split())
+
+
+def test_extras_that_do_not_fit_are_found_before_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what is installed, as packages describe themselves; nothing is imported where that is enough."""
+    versions = {"codistill": "0.1.0", "torch": "2.13.0+cpu", "timm": "1.0.30", "torchvision": "0.27.0", "onnx": "1.9.0"}
+    needs = {
+        "codistill": [
+            "torch<3,>=2.11",
+            *(f"{name}>=1.0.15; extra == 'zoo'" for name in ("timm", "torchvision")),
+            *(f"{name}>=1.18; extra == 'export'" for name in ("onnx", "onnxscript")),
+            "wandb>=0.19; extra == 'wandb'",
+            "pytest>=8.3; extra == 'dev'",
+        ],
+        "torchvision": ["numpy", "torch (==2.12.0)"],
+    }
+
+    def version(name: str) -> str:
+        if name not in versions:
+            raise doctor.PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(doctor, "version", version)
+    monkeypatch.setattr(doctor, "requires", needs.get)
+    versions["torchvision"] = "1.27.0"
+    monkeypatch.setitem(sys.modules, "torchvision", None)  # an import would fail
+    found = {finding.subject.removeprefix("extra: "): finding for finding in doctor.check_extras()}
+    assert list(found) == ["export", "wandb", "zoo"]
+    assert found["export"].text == "onnxscript is missing, onnx 1.9.0 is too old"
+    assert "pip install '.[export]'" in found["export"].advice
+    assert (found["wandb"].status, found["wandb"].text) == ("ok", "not installed; for --track wandb")
+    assert found["zoo"].text == "torchvision 1.27.0 is not for torch 2.13.0+cpu, but for 2.12.0"
+    assert "pip install --force-reinstall torch torchvision" in found["zoo"].advice
+    needs["torchvision"] = ["torch (==2.13.0)"]  # the same version, but a build for CUDA: only an import can tell
+    assert [finding.status for finding in doctor.check_extras()] == ["warning", "ok", "warning"]
+    versions["torchvision"] += "+cpu"
+    assert [finding.status for finding in doctor.check_extras()] == ["warning", "ok", "ok"]
 
 
 def test_an_old_python_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,7 +78,7 @@ def test_networks_that_cannot_be_had_are_an_error_without_a_traceback(codistill:
     for change, said in (
         ("networks.a=timm:resnet19", "timm has no network 'resnet19'; did you mean 'resnet18'?"),
         ("networks.a=torchvision:resnet18", "torchvision:resnet18 takes images of 3 channels, but the data have 1"),
-        ("networks.a=timm:vit_tiny_patch16_224", "takes only images of 224×224, and these are "),
+        ("networks.a=timm:vit_tiny_patch16_224", "takes images of 224×224, and not of "),
         ("networks.a=timm:resnet10t@layer7", "it has no module 'layer7' that runs; did you mean 'layer"),
     ):
         result = codistill("show", "quickstart", change)

@@ -1,7 +1,9 @@
 """timm's and torchvision's networks out of a run, in every format, also where codistill cannot be imported."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ from codistill.export.export import Exported, export_network
 from codistill.export.formats import FORMATS
 from codistill.recipes.sections import Length
 from support import zoo
-from support.exports import CLASSIFY, SCRIPTS, run
+from support.exports import CLASSIFY, DOCS, SCRIPTS, run
 from support.tiny import tiny_recipe
 
 NETWORKS = {"a": "timm:resnet10t", "b": "torchvision:squeezenet1_1"}
@@ -143,3 +145,45 @@ def test_what_ships_is_described(shipped: dict[tuple[str, str], Exported]) -> No
 def test_no_folder_of_this_machine_is_in_the_file(shipped: dict[tuple[str, str], Exported]) -> None:
     for form in ("pt2", "onnx"):
         assert b"site-packages" not in shipped["a", form].model.read_bytes()
+
+
+def test_timm_loads_the_folder_by_itself(
+    trained: Path, images: Tensor, truth: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its own ``create_model``, and its transforms prepare an image as preprocessing.json says."""
+    out = tmp_path / "for-timm"
+    export_network(trained, "a", "timm", out)
+    names = {"config.json", "README.md", "model.safetensors", "labels.json", "preprocessing.json", "export.json"}
+    assert {file.name for file in out.iterdir()} == names
+    (documented,) = re.findall(r"```py\n(import timm.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(documented, made := dict[str, Any]())
+    network = made["network"]
+    with torch.no_grad():
+        assert torch.equal(network(images), truth["a"])
+    assert network.pretrained_cfg["label_names"] == list(embedded.CLASS_NAMES)
+    assert network.num_classes == 10
+    data = zoo.timm.data.resolve_model_data_config(network)
+    photo = Image.fromarray(coloured(embedded.read().test).pixels[0].permute(1, 2, 0).numpy())  # type: ignore[arg-type]
+    prepared = made["prepare"](photo)
+    assert tuple(data["input_size"]) == (3, 28, 28)
+    assert torch.allclose(prepared, images[0], rtol=0, atol=1e-5)
+    card = (out / "README.md").read_text(encoding="utf-8")
+    assert card.startswith("---\nlibrary_name: timm\n")
+    assert "# `timm:resnet10t` for" in card
+    assert bundle.read(out).format == "safetensors"  # so `codistill predict` takes it
+
+
+def test_an_export_for_timm_is_replaced_whole_and_files_of_others_are_kept(trained: Path, tmp_path: Path) -> None:
+    export_network(trained, "a", "timm", tmp_path / "exported")
+    export_network(trained, "b", "safetensors", tmp_path / "exported")
+    assert not (tmp_path / "exported" / "config.json").exists()
+    (tmp_path / "exported" / "README.md").write_text("mine")
+    with pytest.raises(ValueError, match=r"contains files that are not part of an export, such as README\.md"):
+        export_network(trained, "a", "timm", tmp_path / "exported")
+
+
+def test_timm_takes_only_its_own_networks(trained: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"timm does not know torchvision:squeezenet1_1, .* type --format safetensors"):
+        export_network(trained, "b", "timm", tmp_path / "exported")
+    assert not (tmp_path / "exported").exists()

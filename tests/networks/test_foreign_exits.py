@@ -110,8 +110,8 @@ def test_where_timm_lists_the_inside_of_a_block_the_block_before_is_the_exit() -
         "act4",
     ]
     assert [place.path for place in network.exits[:2]] == ["block11", "block2"]
-    with pytest.raises(ValueError, match="what follows it also uses earlier results; name another module"):
-        architecture("timm:legacy_xception@block12.rep.0").head("c2", "paper", 5)
+    inside = architecture("timm:legacy_xception@block12.rep.0")
+    assert inside.describe_head("c2", "paper") == "generic: convolutions 728 → 728"
 
 
 def test_a_network_is_studied_with_images_of_its_own_size() -> None:
@@ -165,14 +165,11 @@ class Pair(Net):
         (Net(), {"exits": "first"}, "write ('first',)"),
         (Net(), {"num_classes": 7}, "network 'mine' outputs 5 classes, but the data have 7"),
         (Net(), {"in_channels": 1}, "network 'mine' takes images of 3 channels, but the data have 1"),
-        (nn.Sequential(nn.Flatten(), nn.Linear(3072, 5)), {}, "no stages found to hang heads at; name modules"),
-        (nn.Sequential(nn.Flatten(), nn.Linear(3072, 5)), {}, "or have no heads with exits=()"),
         (Pair(), {}, "in training mode it does not return one row of logits per image"),
         (nn.Linear(7, 5), {}, "its forward fails for images of 3 channels, tried without values on the meta device"),
         (Branching(), {"heads": "apfc"}, "tried without values on the meta device (32×32: Tensor.item() cannot be"),
         (Net(), {"exits": {"mnie": ()}}, "unknown network in exits 'mnie'; did you mean 'mine'?"),
         (Net(), {"exits": {}}, "exits have no entry for 'mine'; add 'mine': None for the default ones, () for none"),
-        (LongWay(), {"exits": ("second",)}, "no head of kind paper at c2: what follows it also uses earlier results"),
         (InPlace(), {"exits": ("first",)}, "what follows 'first' writes into its output; name the module that does"),
     ],
 )  # fmt: skip
@@ -182,7 +179,7 @@ def test_what_cannot_be_used_is_refused(module: nn.Module, options: dict[str, An
     assert said in str(error.value)
 
 
-def test_a_forward_that_cannot_be_followed_still_takes_pooled_heads() -> None:
+def test_generic_heads_take_the_place_of_those_that_cannot_be_cut_out(caplog: pytest.LogCaptureFixture) -> None:
     class Unfollowed(Branching):
         def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
             x = self.second(self.first(self.stem(x)))
@@ -191,9 +188,75 @@ def test_a_forward_that_cannot_be_followed_still_takes_pooled_heads() -> None:
             logits: Tensor = self.out(self.third(x).mean(dim=(2, 3)))
             return logits
 
-    with pytest.raises(ValueError, match=r"network 'mine': no head of kind paper at c2: its forward cannot be traced"):
-        Cohort({"mine": Unfollowed()}, 5)
+    caplog.set_level("INFO", logger="codistill")
+    cohort = Cohort({"mine": Unfollowed(), "far": LongWay()}, 5, exits={"mine": None, "far": ["second"]})
+    assert cohort.head_descriptions == {
+        "mine/c2": "generic: convolutions 64 → 64",  # the last stage has 4×4 pixels, and these 8×8
+        "mine/c3": "generic: convolutions 32 → 64",
+        "far/c2": "generic: convolutions 64 → 64",
+    }
+    assert {tuple(logits.shape) for logits in cohort(IMAGES).values()} == {(4, 5)}
+    heads = cohort.members["mine"].heads
+    strides = {
+        name: [one.stride for one in head.modules() if isinstance(one, nn.Conv2d)] for name, head in heads.items()
+    }
+    assert strides == {"c2": [(2, 2), (1, 1)], "c3": [(2, 2), (2, 2)]}
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 3
+    assert said[0].startswith("network 'mine': a generic head at c2, because its forward cannot be traced (")
+    assert said[2] == "network 'far': a generic head at c2, because what follows also uses earlier results"
     assert len(Cohort({"mine": Unfollowed()}, 5, heads="apfc")(IMAGES)) == 3
+
+
+def test_without_stages_only_the_classifier_itself_learns_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="codistill")
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 5))
+    assert list(Cohort({"mine": flat}, 5)(IMAGES)) == ["mine/final"]
+    (record,) = caplog.records
+    assert record.getMessage().startswith(
+        "network 'mine': no stages found to hang heads at, so only its own classifier"
+    )
+    with pytest.raises(ValueError, match="network 'mine': it has no module 'c2' that runs"):
+        Cohort({"mine": flat}, 5, exits=["c2"])
+
+
+def test_a_name_may_ask_for_no_heads() -> None:
+    cohort = Cohort({"a": "timm:resnet10t@final", "b": "resnet-8"}, 5)
+    assert [classifier.name for classifier in cohort.outline.classifiers if classifier.network == "a"] == ["a/final"]
+
+
+def test_exits_of_modules_that_return_several_tensors_are_the_first_of_them() -> None:
+    class Pairs(nn.Module):
+        def __init__(self, *layers: nn.Module) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(*layers)
+
+        def forward(self, both: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+            return self.layers(both[0]), both[1]
+
+    class Several(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.third = Pairs(self.first), Pairs(self.second), Pairs(self.third)
+
+        def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+            both = self.third(self.second(self.first((self.stem(x), x))))
+            logits: Tensor = self.out(both[0].mean(dim=(2, 3)))
+            return logits
+
+    cohort = Cohort({"mine": Several()}, 5)
+    backbone = cohort.members["mine"].backbone
+    assert [place.path for place in backbone.exits] == ["second", "first", "stem"]
+    assert [features.shape[1] for features in backbone.features(IMAGES).values()] == [32, 16, 8, 5]
+    assert cohort.head_descriptions["mine/c2"] == "generic: convolutions 64 → 64"
+
+
+def test_an_image_size_that_a_network_does_not_take_is_refused_with_one_that_it_takes() -> None:
+    whole = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
+    fours = nn.Sequential(layer(3, 4), nn.PixelUnshuffle(4), layer(64, 8), whole)
+    assert Cohort({"a": fours}, 5, image_size=(36, 40)).members
+    with pytest.raises(ValueError, match=r"network 'a' takes images of 32×32, and not of 30×30; .*data\.image_size=32"):
+        Cohort({"a": fours}, 5, image_size=(30, 30))
 
 
 def test_a_forward_that_says_its_widths_has_heads_of_them() -> None:
@@ -280,7 +343,7 @@ def test_networks_that_take_different_images_do_not_go_together() -> None:
     with pytest.raises(ValueError, match=r"different sizes: 'a' only 224×224, 'b' only 64×64; give the same size"):
         Cohort({"a": vit, "b": f"{swin}:img_size=64,window_size=2"}, 5)
     with pytest.raises(
-        ValueError, match=r"network 'a' takes only images of 224×224, and these are 32×32; resize them with data"
+        ValueError, match=r"network 'a' takes images of 224×224, and not of 32×32; resize them with data"
     ):
         Cohort({"a": vit}, 5, image_size=(32, 32))
     with torch.device("meta"):
@@ -295,13 +358,11 @@ def test_networks_that_take_different_images_do_not_go_together() -> None:
         ("torchvision:fasterrcnn_resnet50_fpn", {}, "torchvision has no classifier 'fasterrcnn_resnet50_fpn'"),
         ("timm:resnet18:patch_size=4", {}, "timm cannot build resnet18 with patch_size=4: "),
         ("torchvision:resnet18", {"in_channels": 1}, "resnet18 takes images of 3 channels, but the data have 1"),
-        ("torchvision:googlenet", {}, "torchvision:googlenet: in training mode it does not return one row of logits"),
         ("timm:resnet18@layer9", {}, "timm:resnet18: it has no module 'layer9' that runs; did you mean 'layer"),
         ("timm:resnet18", {"exits": ("stage2",)}, "unknown exit of network 'a' 'stage2'; Allowed: c2, c3, c4, c5"),
         ("timm:resnet18", {"exits": ("layer2",)}, "modules are named behind @, as in timm:resnet18@layer2"),
     ],
 )  # fmt: skip
-@pytest.mark.filterwarnings("ignore:The default weight initialization of GoogleNet")
 def test_what_a_library_does_not_have(name: str, options: dict[str, Any], said: str) -> None:
     assert zoo.timm
     with pytest.raises(ValueError) as error:

@@ -20,9 +20,12 @@ from codistill.report.answers import (
     agreement,
     answers,
     blocks,
+    churn,
+    churn_blocks,
     collect_answers,
 )
-from codistill.report.blocks import Chart, Gallery, Words
+from codistill.report.blocks import Chart, Gallery, Grid, Words
+from codistill.report.overview import read_overview
 from codistill.report.read import read_run
 from codistill.runs.seal import write_sealed
 from support.made_up import look, made_up_run, quick
@@ -178,3 +181,24 @@ def test_the_test_images_are_those_of_the_run(trained: Path, asked: Answers) -> 
     recipe = read_run(trained).recipe
     same = load(recipe.data, seed=recipe.seed).test.labels
     assert torch.equal(asked.labels, same)
+
+
+def test_churn_is_the_share_of_answers_that_differ_between_seeds(trained: Path, asked: Answers, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    for _ in trainer.train(tiny_recipe(length={"epochs": 1}, seed=4), other):
+        pass
+    same = tmp_path / "same"
+    for _ in trainer.train(tiny_recipe(length={"epochs": 1}, seed=5), same):
+        pass
+    seen = read_overview(other, same)
+    first, second = (answers(read_run(folder), soon()) for folder in (other, same))
+    (block,) = churn_blocks(seen, {seen.entries[0].row.key: first}, soon())
+    finals = [place for place, name in enumerate(first.classifiers) if name.endswith("/final")]
+    differ = first.predicted.numpy()[finals] != second.predicted.numpy()[finals]
+    assert isinstance(block, Grid)
+    ((_, n, value),) = block.table.rows
+    assert (n, value) == (2, pytest.approx(100 * differ.mean()))
+    three = [torch.tensor([[0, 1, 2, 3]]), torch.tensor([[0, 1, 2, 0]]), torch.tensor([[0, 1, 0, 0]])]
+    assert churn(three) == pytest.approx((25 + 50 + 25) / 3)
+    assert list(churn_blocks(seen, {seen.entries[0].row.key: first}, time.monotonic() - 1)) == []
+    assert list(churn_blocks(read_overview(trained), {}, soon())) == []

@@ -3,10 +3,12 @@
 import json
 import os
 import platform
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -15,12 +17,22 @@ import typer
 
 import codistill
 from codistill.cli.terminal import AsJson, console
-from codistill.errors import ExitCode
+from codistill.errors import SAME_BUILD, ExitCode, install_hint
 from codistill.hardware import cores
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_TORCH = (2, 11)
 ENOUGH_SPACE = 2 * 10**9  # a run of two large networks keeps two checkpoints of a few hundred MB each
+
+EXTRAS = {
+    "export": "codistill export --format onnx",
+    "zoo": "networks of timm and torchvision",
+    "tensorboard": "--track tensorboard",
+    "mlflow": "--track mlflow",
+    "wandb": "--track wandb",
+}
+REQUIREMENT = re.compile(r"(?P<package>[\w.-]+)>=(?P<least>[\d.]+).*; extra == ['\"](?P<extra>\w+)['\"]")
+PINNED = re.compile(r"torch \(?==([\d.]+)")
 
 Status = Literal["ok", "warning", "broken"]
 STYLES: dict[Status, str] = {"ok": "green", "warning": "yellow", "broken": "bold red"}
@@ -123,6 +135,57 @@ def check_compiler() -> Iterator[Finding]:
         yield Finding("torch.compile", "ok", f"compiles with {compilers[0]}")
 
 
+def check_extras() -> Iterator[Finding]:
+    """Compare what is installed with what the optional extras need, from the packages' metadata."""
+    needed: dict[str, dict[str, str]] = {}
+    for line in (installed("codistill") and requires("codistill")) or ():  # nothing where it only lies on the path
+        if (found := REQUIREMENT.match(line)) and found["extra"] in EXTRAS:
+            needed.setdefault(found["extra"], {})[found["package"]] = found["least"]
+    for extra, packages in sorted(needed.items()):
+        versions = {package: installed(package) for package in packages}
+        lacking = [package for package, version in versions.items() if version is None]
+        old = [f"{package} {version}" for package, version in versions.items() if is_older(version, packages[package])]
+        shown = ", ".join(f"{package} {version}" for package, version in versions.items() if version)
+        if len(lacking) == len(packages):
+            yield Finding(f"extra: {extra}", "ok", f"not installed; for {EXTRAS[extra]}", install_hint(extra))
+        elif lacking or old:
+            what = [*(f"{package} is missing" for package in lacking), *(f"{one} is too old" for one in old)]
+            yield Finding(f"extra: {extra}", "warning", ", ".join(what), install_hint(extra))
+        elif extra == "zoo" and (why := misfit()):
+            yield Finding(f"extra: {extra}", "warning", why, SAME_BUILD)
+        else:
+            yield Finding(f"extra: {extra}", "ok", shown)
+
+
+def installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def is_older(version: str | None, least: str) -> bool:
+    """Whether a version is below ``least``, by its numbers."""
+    found, wanted = ([int(part) for part in re.findall(r"\d+", text)[:3]] for text in (version or "", least))
+    return version is not None and found < wanted
+
+
+def misfit() -> str:
+    """Say why torchvision is not for this torch; an empty text if it is. Imports it only if metadata leave a doubt."""
+    torch, torchvision = version("torch"), version("torchvision")
+    pinned = next((found[1] for line in requires("torchvision") or () if (found := PINNED.match(line))), "")
+    text = f"torchvision {torchvision} is not for torch {torch}"
+    if pinned and pinned != torch.partition("+")[0]:
+        return f"{text}, but for {pinned}"
+    if torch.partition("+")[2] == torchvision.partition("+")[2]:
+        return ""
+    try:
+        import torchvision as _  # type: ignore[import-untyped]  # noqa: F401
+    except (ImportError, RuntimeError, OSError) as error:
+        return f"{text}: {str(error).splitlines()[0]}"
+    return ""
+
+
 def check_space() -> Iterator[Finding]:
     free = shutil.disk_usage(Path.cwd()).free
     advice = "" if free >= ENOUGH_SPACE else "free some space, or choose a folder on another disk with --out"
@@ -148,5 +211,5 @@ def check_data() -> Iterator[Finding]:
 
 CHECKS = (
     *(check_python, check_codistill, check_torch, check_devices, check_kernels, check_compiler),
-    *(check_space, check_data),
+    *(check_extras, check_space, check_data),
 )

@@ -11,7 +11,8 @@ import typer
 from rich.table import Table
 
 from codistill import recipes
-from codistill.cli.terminal import AsJson, Changes, Source, complete, console, make_table, two_columns
+from codistill.cli.completion import complete
+from codistill.cli.terminal import AsJson, Changes, Source, console, make_table, two_columns
 from codistill.cli.train import memory_explained, smaller
 from codistill.errors import unknown
 from codistill.networks.adapters.naming import is_tagged
@@ -52,7 +53,11 @@ LISTINGS: dict[str, Callable[[], dict[str, str]]] = {
 def show_listings(
     what: Annotated[
         str | None,
-        typer.Argument(metavar="[WHAT]", help="One of recipes, methods, networks, data and studies; default: all."),
+        typer.Argument(
+            metavar="[WHAT]",
+            help="One of recipes, methods, networks, data and studies; default: all.",
+            autocompletion=complete(lambda: LISTINGS),
+        ),
     ] = None,
 ) -> None:
     """List recipes, methods, networks, data sets and studies."""
@@ -204,7 +209,7 @@ def describe(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME", help="A data set listed by `codistill list data`.", autocompletion=complete("data")
+            metavar="NAME", help="A data set listed by `codistill list data`.", autocompletion=complete(DATASETS)
         ),
     ],
     folder: Annotated[

@@ -3,6 +3,7 @@
 import time
 import webbrowser
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,9 +13,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from codistill.cli.terminal import AsJson, ConsoleHandler, console, network_table, two_columns
+from codistill.cli.completion import complete
+from codistill.cli.terminal import AsJson, ConsoleHandler, console, make_table, network_table, two_columns
 from codistill.cli.train import memory_explained
-from codistill.errors import ExitCode, unknown
+from codistill.errors import ExitCode, number, unknown
 from codistill.log import logging_to
 from codistill.runs.files import to_json, write_atomically
 from codistill.runs.folder import RunFolder
@@ -32,6 +34,8 @@ Runs = Annotated[
     typer.Argument(metavar="RUN|STUDY", help="Folders of runs or studies, or published results, such as runs/demo."),
 ]
 
+EXPORTED = ("safetensors", "pt2", "onnx", "timm")
+"""The formats of export.export, which imports torch."""
 FORMATS = (".html", ".csv", ".md", ".tex", ".json")
 WATCH_EVERY_S = 2.0
 ON_CPU = "free it from other programs, or set CUDA_VISIBLE_DEVICES= to evaluate on the CPU"
@@ -50,10 +54,15 @@ def evaluate(
     measured = {name: metrics.to_dict() for name, metrics in evaluation.metrics.items()}
     recipe, epoch, differences = evaluation.recipe, evaluation.epoch, evaluation.differences
     if as_json:
-        content = {"run": str(run), "epoch": epoch, "networks": measured, "equals_result": not differences}
+        alike = [asdict(pair) for pair in evaluation.agreement]
+        content = {"run": str(run), "epoch": epoch, "networks": measured, "agreement": alike}
+        content["equals_result"] = not differences
         typer.echo(to_json(content, indent=2))
     else:
         console().print(network_table(recipe.networks, measured))
+        if pairs := evaluation.agreement:
+            rows = ((" & ".join(one.networks), number(one.same, 2), number(one.both_wrong, 2)) for one in pairs)
+            console().print(make_table(["networks"], ("same answer %", "both wrong %"), rows))
     if differences:
         raise ValueError(f"{run}: the weights do not give the metrics in result.json:\n  " + "\n  ".join(differences))
     if evaluation.damage:
@@ -69,7 +78,13 @@ def export(
     network: Annotated[str, typer.Option(metavar="NAME", help="Name of the network in the recipe, such as a.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Output folder: new, empty or an earlier export.")],
     file_format: Annotated[
-        str, typer.Option("--format", metavar="FORMAT", help="One of safetensors, pt2 and onnx.")
+        str,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="One of safetensors, pt2, onnx and timm.",
+            autocompletion=complete(EXPORTED),
+        ),
     ] = "safetensors",
     best: Best = False,
     force: Annotated[
@@ -104,7 +119,7 @@ def export(
         "graph": f"identical to the plain backbone, node for node ({proof.nodes} nodes)",
         "file": f"gives the same logits, {close}",
         "latency": f"plain {plain:.2f} ms, exported {its:.2f} ms, ratio {its / plain:.2f} (one image, this CPU)",
-        "written": f"{exported.model}, {bundle.LABELS}, {bundle.PREPROCESSING}, {bundle.CARD}",
+        "written": f"{exported.model}, {bundle.LABELS}, {bundle.PREPROCESSING}, {exported.card}",
     }
     console().print(two_columns(rows))
 

@@ -12,10 +12,12 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from codistill.cli.terminal import Changes, complete, console
+from codistill.cli.completion import complete, complete_in_study
+from codistill.cli.terminal import Changes, console
 from codistill.errors import ExitCode
 from codistill.runs.files import write_atomically
 from codistill.runs.result import Result, read_result
+from codistill.studies import catalogue
 from codistill.studies.analysis import StudyTables, build_tables
 from codistill.studies.conclusion import conclude
 from codistill.studies.costs import epoch_flops
@@ -42,7 +44,7 @@ def study(
         typer.Argument(
             metavar="NAME|FILE",
             help="A study listed by `codistill list studies`, or a .yaml or .json file.",
-            autocompletion=complete("studies"),
+            autocompletion=complete(catalogue.NAMES),
         ),
     ],
     changes: Changes,
@@ -54,8 +56,14 @@ def study(
     jobs: Annotated[
         int | None, typer.Option(metavar="N", help="Number of runs at a time; default: one per core, one on a GPU.")
     ] = None,
-    methods: Annotated[str | None, typer.Option(metavar="A,B", help="Only rows with these methods.")] = None,
-    rows: Annotated[str | None, typer.Option(metavar="A,B", help="Only these rows or groups of rows.")] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help="Only rows with these methods.", autocompletion=complete_in_study("method")),
+    ] = None,
+    rows: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help="Only these rows or groups of rows.", autocompletion=complete_in_study("key")),
+    ] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Only print what would be trained.")] = False,
     best_epoch: Annotated[
         bool, typer.Option("--best-epoch", help="Also show the best epoch of every run, in separate columns.")

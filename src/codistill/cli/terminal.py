@@ -18,7 +18,9 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from codistill.cli.completion import complete, complete_changes
 from codistill.errors import number, printable
+from codistill.recipes import NAMES
 from codistill.recipes.schema import Recipe
 
 if TYPE_CHECKING:
@@ -43,29 +45,22 @@ Row = Mapping[str, float | None]
 REFRESHES_PER_S = 2
 
 
-def complete(listing: str) -> Callable[[str], list[str]]:
-    """Return a completion function for the names of a listing."""
-
-    def names(incomplete: str) -> list[str]:
-        from codistill.cli.explore import LISTINGS
-
-        return [name for name in LISTINGS[listing]() if name.startswith(incomplete)]
-
-    return names
-
-
 Source = Annotated[
     str,
     typer.Argument(
         metavar="RECIPE|FILE",
         help="A recipe listed by `codistill list recipes`, or a .yaml or .json file.",
-        autocompletion=complete("recipes"),
+        autocompletion=complete(NAMES),
     ),
 ]
 Changes = Annotated[
     list[str],
     typer.Argument(
-        metavar="KEY=VALUE", show_default=False, help="Overrides, such as length.epochs=1.", default_factory=list
+        metavar="KEY=VALUE",
+        show_default=False,
+        help="Overrides, such as length.epochs=1.",
+        default_factory=list,
+        autocompletion=complete_changes,
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from codistill import recipes
+from codistill.cli.completion import complete
 from codistill.cli.terminal import (
     Changes,
     ConsoleHandler,
@@ -37,7 +38,7 @@ from codistill.networks.adapters.naming import is_tagged
 from codistill.recipes.schema import Recipe
 from codistill.runs.folder import RunFolder
 from codistill.runs.result import read_finished
-from codistill.trackers import TrackerSink, check_trackers
+from codistill.trackers import TRACKERS, TrackerSink, check_trackers
 
 if TYPE_CHECKING:
     from codistill.engine.trainer import Progress
@@ -78,7 +79,11 @@ def train(
     ] = False,
     track: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Also log to tensorboard, mlflow or wandb; can be repeated."),
+        typer.Option(
+            metavar="NAME",
+            help="Also log to tensorboard, mlflow or wandb; can be repeated.",
+            autocompletion=complete(TRACKERS),
+        ),
     ] = None,
     nproc: Annotated[int | None, typer.Option(metavar="N", help="Train in N processes on this machine.")] = None,
     split: Annotated[

@@ -4,8 +4,9 @@
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import combinations
 from pathlib import Path
 
 import torch
@@ -127,6 +128,15 @@ def ensemble(logits: Mapping[str, Tensor]) -> Tensor:
 
 
 @dataclass(frozen=True)
+class Agreement:
+    """How alike two networks answer: shares of the test images, in percent."""
+
+    networks: tuple[str, str]
+    same: float
+    both_wrong: float
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """The metrics of a finished run's networks, measured again."""
 
@@ -134,6 +144,8 @@ class Evaluation:
     epoch: int
     metrics: Mapping[str, Metrics]
     """By network."""
+    agreement: list[Agreement]
+    """Of every pair of networks."""
     differences: list[str]
     """The metrics that differ from result.json by more than the tolerance, in words."""
     damage: list[str]
@@ -165,10 +177,29 @@ def _evaluate_finished(folder: RunFolder, *, best: bool) -> Evaluation:
         networks = {name: load_shipped(folder, recipe, name, data, saved) for name in recipe.networks}
         on_device = OnDevice.of(data, machine.device, recipe.augment)
         classify = build_classify(networks, None, on_device, machine)
-        metrics = evaluate(classify, on_device.splits["test"], recipe.evaluation.batch_size)
+        answered: list[Tensor] = []
+
+        def classify_and_keep(pixels: Tensor) -> Mapping[str, Tensor]:
+            logits = classify(pixels)
+            answered.append(torch.stack([logits[f"{name}/final"].argmax(dim=-1) for name in networks]).cpu())
+            return logits
+
+        metrics = evaluate(classify_and_keep, on_device.splits["test"], recipe.evaluation.batch_size)
+    pairs = agreement(list(networks), torch.cat(answered, dim=1), data.test.labels)
     damage = folder.damage()
     by_network = {name: metrics[f"{name}/final"] for name in recipe.networks}
-    return Evaluation(recipe, epoch, by_network, find_differences(by_network, result, epoch), damage)
+    return Evaluation(recipe, epoch, by_network, pairs, find_differences(by_network, result, epoch), damage)
+
+
+def agreement(networks: Sequence[str], predicted_MN: Tensor, labels_N: Tensor) -> list[Agreement]:
+    """How alike every pair of networks answers the N test images."""
+    pairs = []
+    for one, other in combinations(range(len(networks)), 2):
+        same_N = predicted_MN[one] == predicted_MN[other]
+        wrong_N = (predicted_MN[one] != labels_N) & (predicted_MN[other] != labels_N)
+        shares = (100 * float(hits_N.double().mean()) for hits_N in (same_N, wrong_N))
+        pairs.append(Agreement((networks[one], networks[other]), *shares))
+    return pairs
 
 
 def classify_finished(

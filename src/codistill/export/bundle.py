@@ -22,6 +22,7 @@ from codistill.runs.files import TEMPORARY, explained, read_json, sync_folder, w
 from codistill.runs.folder import RunFolder
 
 LABELS, PREPROCESSING, CARD, MANIFEST = "labels.json", "preprocessing.json", "MODEL_CARD.md", "export.json"
+TIMM_CONFIG, TIMM_CARD = "config.json", "README.md"
 MODELS = {"model.safetensors": "safetensors", "model.pt2": "pt2", "model.onnx": "onnx"}
 VERSION = 1
 MAX_LABELS_BYTES = 8 * 2**20
@@ -104,15 +105,24 @@ def refuse_foreign(out: Path, *, force: bool) -> None:
 def _foreign(folder: Path) -> list[str]:
     """Return the names in a folder that are not part of the export there; all of them if there is none."""
     manifest = _manifest(folder)
-    own = {LABELS, PREPROCESSING, CARD, MANIFEST, manifest["model"]} if manifest else set()
+    own = {LABELS, PREPROCESSING, CARD, MANIFEST, manifest["model"], *_of_timm(manifest)} if manifest else set()
     names = [path.name for path in folder.iterdir()] if folder.exists() else []
     return sorted(name for name in names if name not in own and not name.startswith(TEMPORARY))
 
 
+def _of_timm(manifest: dict[str, Any]) -> set[str]:
+    """Return the names of files that only the format timm writes; a README.md may otherwise be the user's."""
+    return {TIMM_CONFIG, TIMM_CARD} if manifest.get("timm") is True else set()
+
+
 def _finish(stage: Path) -> None:
     """Write the manifest and fsync every file."""
-    (model,) = {path.name for path in stage.iterdir()} & MODELS.keys()
-    write_json(stage / MANIFEST, {"codistill_export": VERSION, "model": model, "sha256": _sha256(stage / model)})
+    names = {path.name for path in stage.iterdir()}
+    (model,) = names & MODELS.keys()
+    timm = {"timm": True} if TIMM_CONFIG in names else {}
+    write_json(
+        stage / MANIFEST, {"codistill_export": VERSION, "model": model, "sha256": _sha256(stage / model), **timm}
+    )
     for path in (*stage.iterdir(), stage):
         sync_folder(path)
 
@@ -137,7 +147,8 @@ def _fill(stage: Path, out: Path) -> None:
     earlier = _manifest(out)
     if earlier is not None:
         (out / MANIFEST).unlink()
-        (out / earlier["model"]).unlink(missing_ok=True)
+        for name in (earlier["model"], CARD, *_of_timm(earlier)):
+            (out / name).unlink(missing_ok=True)
     for path in sorted(stage.iterdir(), key=lambda path: path.name == MANIFEST):
         path.replace(out / path.name)
     sync_folder(out)

@@ -23,8 +23,10 @@ from codistill.errors import number, printable
 from codistill.export import bundle, formats
 from codistill.export.formats import Classify, Format, Identity
 from codistill.export.network import History, PlainNetwork, load_network
+from codistill.export.timm_folder import TimmFolder
 from codistill.runs.files import write_atomically, write_json
 
+FORMATS: dict[str, Format] = {**formats.FORMATS, "timm": TimmFolder()}
 SHOWN_CLASSES = 20
 PROOF_IMAGES = 64
 TIMED_ROUNDS = 20
@@ -47,6 +49,8 @@ class Proof:
 class Exported:
     shipped: PlainNetwork
     model: Path
+    card: str
+    """The name of the model card, beside the model."""
     proof: Proof
 
 
@@ -60,7 +64,7 @@ def export_network(
     force: bool = False,
     networks: OwnNetworks = NO_NETWORKS,
 ) -> Exported:
-    """Write ``network`` of the run to the folder ``out`` as safetensors, pt2 or onnx, with labels and a model card.
+    """Write ``network`` of the run to the folder ``out`` as safetensors, pt2, onnx or timm, with labels and a card.
 
     ``best`` exports the epoch with the lowest validation error, if the run kept it. ``networks`` are the modules of
     your own that it was trained with.
@@ -68,7 +72,7 @@ def export_network(
     The folder must be new, empty or an earlier export, which is replaced; with ``force`` it may contain other files,
     which are kept. On failure, no partial export is left there.
     """
-    form, out = formats.get(format), Path(out)
+    form, out = formats.get(format, FORMATS), Path(out)
     bundle.refuse_foreign(out, force=force)
     with given_networks(networks):
         shipped = load_network(Path(run), network, best=best)
@@ -76,13 +80,16 @@ def export_network(
 
 
 def _write(shipped: PlainNetwork, form: Format, out: Path, *, force: bool) -> Exported:
+    form.check_network(shipped.identity.network)
+    how = preprocessing(shipped)
     with bundle.staged(out, force=force) as stage:
         form.write(stage / form.file, shipped.network, shipped.identity, shipped.input_shape)
+        form.describe(stage, shipped.identity, how)
         proof = prove(shipped, form, stage / form.file)
         write_json(stage / bundle.LABELS, shipped.identity.class_names)
-        write_json(stage / bundle.PREPROCESSING, preprocessing(shipped).model_dump(mode="json"))
-        write_atomically(stage / bundle.CARD, model_card(shipped, form, proof))
-    return Exported(shipped, out / form.file, proof)
+        write_json(stage / bundle.PREPROCESSING, how.model_dump(mode="json"))
+        write_atomically(stage / form.card, form.card_header + model_card(shipped, form, proof))
+    return Exported(shipped, out / form.file, form.card, proof)
 
 
 @torch.no_grad()

@@ -26,6 +26,7 @@ from torch.export import Dim, ExportedProgram
 
 from codistill.data.images import ImageData
 from codistill.errors import install_hint, unknown
+from codistill.export.bundle import CARD, Preprocessing
 from codistill.export.limits import image_bytes, onnx_image_bytes
 from codistill.networks.families import architecture
 from codistill.runs.files import to_json
@@ -130,6 +131,15 @@ class Format(ABC):
     file: ClassVar[str]
     tolerance: ClassVar[float] = 0.0
     """Largest relative difference from the network's logits; 0 requires identical bits."""
+    card: ClassVar[str] = CARD
+    card_header: ClassVar[str] = ""
+    """What the model card begins with."""
+
+    def check_network(self, network: str) -> None:  # noqa: B027
+        """Raise if the format cannot hold networks of this name."""
+
+    def describe(self, folder: Path, identity: Identity, preprocessing: Preprocessing) -> None:  # noqa: B027
+        """Write the files of the format's own that describe the model; most formats have none."""
 
     def check_libraries(self) -> None:  # noqa: B027
         """Raise before any work is done if a required library is missing; most formats need none."""
@@ -158,7 +168,7 @@ class Safetensors(Format):
         write_weights(path, identity, network.state_dict())
 
     def nodes(self, path: Path, shape: InputShape) -> list[str]:
-        return _program_nodes(_traced(self.load(path), shape))
+        return _program_nodes(_traced(Safetensors.load(self, path), shape))  # for timm's folders too
 
     def load(self, path: Path) -> nn.Module:
         identity, weights = read_weights(path)
@@ -269,12 +279,12 @@ class Onnx(Format):
 FORMATS: dict[str, Format] = {one.name: one for one in (Safetensors(), Pt2(), Onnx())}
 
 
-def get(name: str) -> Format:
+def get(name: str, allowed: Mapping[str, Format] = FORMATS) -> Format:
     """Return a format by name; raise if it is unknown or its libraries are missing."""
-    if name not in FORMATS:
-        raise unknown("format", name, FORMATS)
-    FORMATS[name].check_libraries()
-    return FORMATS[name]
+    if name not in allowed:
+        raise unknown("format", name, allowed)
+    allowed[name].check_libraries()
+    return allowed[name]
 
 
 def _traced(network: nn.Module, shape: InputShape) -> ExportedProgram:

@@ -101,6 +101,10 @@ class Architecture(ABC):
         """The side of the images if the network takes only one size, else None."""
         return None
 
+    def fitting_side(self, image_size: tuple[int, int]) -> int | None:
+        """The side of images to use instead if the network does not take images of this height and width, else None."""
+        return None if self.image_size is None or image_size == (self.image_size,) * 2 else self.image_size
+
     @abstractmethod
     def backbone(self, num_classes: int, in_channels: int = 3) -> Backbone:
         """A freshly initialised network."""
@@ -142,7 +146,7 @@ def frozen_running_stats(module: nn.Module) -> Iterator[None]:
 def wrong_size(network: str, takes: int, given: tuple[int, int]) -> ValueError:
     """The error for images of a size that a network does not take."""
     return ValueError(
-        f"{network} takes only images of {takes}×{takes}, and these are {given[0]}×{given[1]}; resize them "
-        f"with data.image_size={takes} augment.crop={takes}, or give the size in its name, as in "
+        f"{network} takes images of {takes}×{takes}, and not of {given[0]}×{given[1]}; resize them with "
+        f" data.image_size={takes} augment.crop={takes}, or give the size in its name, as in "
         "timm:vit_tiny_patch16_224:img_size=32"
     )

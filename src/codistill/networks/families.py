@@ -248,7 +248,9 @@ def outline(network: str, available: Mapping[str, int], exits: Iterable[str]) ->
         if name not in available:
             error = unknown(f"exit of {network}", name, available)
             # Only the exits of other libraries' networks are named by their C-number.
-            hint = "; modules are named behind @, as in timm:resnet18@layer2" if "c2" in available else ""
+            is_foreign = "c2" in available or re.fullmatch("c[0-9]+", name)
+            hint = "; modules are named behind @, as in timm:resnet18@layer2, or @final for no heads"
+            hint = hint if is_foreign else ""
             raise ValueError(f"{error}{hint}")
         if names.count(name) > 1:
             raise ValueError(f"{network}: exit {name!r} is named twice; name it once")

@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import combinations
+from statistics import mean
 
 import torch
 from PIL import Image
@@ -27,12 +29,13 @@ from codistill.engine.evaluate import (
 )
 from codistill.engine.runtime import prepared
 from codistill.recipes.sections import Data
-from codistill.report.blocks import Axis, Block, Chart, Gallery, Matrix, Mistake, Series, Words
+from codistill.report.blocks import Axis, Block, Chart, Gallery, Grid, Matrix, Mistake, Series, Words
 from codistill.report.curves import ERROR
 from codistill.report.overview import Entry, Overview
 from codistill.report.read import SeenRun
 from codistill.runs.folder import RunFolder
 from codistill.runs.result import runtime_for_evaluation
+from codistill.studies.tables import Cell, Table
 
 BATCH = 500
 PAIRS, IMAGES, SIDE = 8, 6, 64
@@ -186,6 +189,31 @@ def blocks(seen: Overview, asked: Asked, missing: Missing) -> Iterator[Block]:
         of = f" of {'; '.join(names)}" if names else ""
         what = "agreement, calibration, error by class and confused pairs"
         yield Words(f"Not shown: {what}{of}, because {why}.", missing=True)
+
+
+def churn_blocks(seen: Overview, asked: Asked, until: float) -> Iterator[Block]:
+    """Yield how many answers differ between the seeds of a row, for the rows that are classified before ``until``."""
+    rows: list[tuple[Cell, ...]] = []
+    for entry in seen.entries:
+        _, *others = [run for run in entry.runs.values() if run.finished] or [None]
+        if others and entry.row.key in asked:
+            first = asked[entry.row.key]
+            try:
+                given = [first, *(answers(run, until) for run in others if run)]
+            except UnavailableError:
+                continue
+            rows.append((entry.name, len(given), churn([one.predicted[one.finals] for one in given])))
+    if rows:
+        words = (
+            "Share of the test images on which two seeds of a network answer differently: mean over pairs of n seeds."
+        )
+        yield Grid(Table("Churn between seeds", ("row", "n", "answers that differ %"), tuple(rows), (words,)))
+
+
+def churn(predicted_MN: Sequence[Tensor]) -> float:
+    """The share of answers in % that differ between two runs, the mean over all pairs and networks."""
+    pairs = [float((one != other).double().mean()) for one, other in combinations(predicted_MN, 2)]
+    return 100 * mean(pairs)
 
 
 def calibration(entries: Sequence[Entry], asked: Asked) -> Chart:

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -83,9 +84,10 @@ def report_page(seen: Overview, *, patience_s: float = PATIENCE_S) -> Page:
     """Return the complete page; classifying test images takes at most ``patience_s`` seconds."""
     from codistill.report import answers  # torch, which a live page does not need
 
+    until = time.monotonic() + patience_s
     asked, missing = answers.collect_answers(seen, patience_s)
     agreements = {key: answers.agreement(given) for key, given in asked.items()}
-    blocks = tuple(answers.blocks(seen, asked, missing))
+    blocks = (*answers.blocks(seen, asked, missing), *answers.churn_blocks(seen, asked, until))
     return _page(seen, agreements, blocks, (*sections.counted_cost(seen), *sections.cost_blocks(seen)))
 
 

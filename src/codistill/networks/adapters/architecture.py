@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from codistill.errors import did_you_mean, install_hint, unknown
-from codistill.networks.adapters.exits import Stages, Survey, channels, find_stages, stride, survey
-from codistill.networks.adapters.head_design import HeadDesign, design_head, reinitialise
+from codistill.errors import SAME_BUILD, did_you_mean, install_hint, unknown
+from codistill.log import log
+from codistill.networks.adapters.exits import Stages, Survey, channels, find_stages, first_tensor, stride, survey, takes
+from codistill.networks.adapters.head_design import HeadDesign, LaterStages, design_head, reinitialise
 from codistill.networks.adapters.naming import SIZES, c_numbers
 from codistill.networks.adapters.own import OWN
 from codistill.networks.backbone import Architecture, Backbone, Exit, ignore, run_recomputed, wrong_size
@@ -25,6 +26,7 @@ from codistill.networks.tables import HEAD_KINDS
 TORCHVISION_SIZE = 224  # nearly all of torchvision's networks are made for it
 OWN_SIZES = (32, 28, 64, 96, 128, 224, 299, 384, 512)  # image sizes tried in turn: a module does not declare its own
 LARGE = 299  # a few of the libraries' networks need images of at least this size
+WITH_OWN_HEADS = ("googlenet", "inception_v3")  # torchvision's return a tuple in training if they have them
 ANY_CLASSES = 10  # for the survey, where the number does not matter
 PREFIX = "classifier."
 WRAPPERS = ("OptimizedModule", "DataParallel", "DistributedDataParallel")  # by name: torch.compile's has no public one
@@ -60,9 +62,9 @@ class Tap:
         self.is_open = False
         self.kept: Tensor | None = None
 
-    def __call__(self, module: nn.Module, args: object, output: Tensor) -> None:
+    def __call__(self, module: nn.Module, args: object, output: object) -> None:
         if self.is_open:
-            self.kept = output
+            self.kept = first_tensor(output)
 
     def drain(self) -> Tensor:
         """Returns the output and forgets it: a reference would keep a whole step's memory alive."""
@@ -154,25 +156,38 @@ class AdaptedArchitecture(Architecture):
 
     @property
     def default_exits(self) -> tuple[str, ...]:
-        if not self.exits:
-            raise ValueError(
-                f"{self.label}: no stages found to hang heads at; name modules, for a module of your own as in "
-                "exits=['block1', 'block2'], in a name as in timm:resnet18@layer2,layer3, "
-                "or have no heads with exits=()"
+        if not self.exits and self.paths is None:
+            log.info(
+                "%s: no stages found to hang heads at, so only its own classifier learns; to have heads, name modules: "
+                "exits=['block1', 'block2'] for a module of your own, timm:resnet18@layer2,layer3 in a name",
+                self.label,
             )
         return tuple(exit.name for exit in self.exits) if self.paths else super().default_exits
 
     @property
+    def made_for(self) -> int:
+        """The side of the images that the network was surveyed with: the library's own, if it takes several."""
+        return self._findings.survey.image_size
+
+    @property
     def image_size(self) -> int | None:
-        seen = self._findings.survey
-        return None if seen.any_size else seen.image_size
+        return None if self._findings.survey.any_size else self.made_for
+
+    def fitting_side(self, image_size: tuple[int, int]) -> int | None:
+        known = self._findings
+        fits = known.survey.any_size and takes(known.network, known.survey.in_channels, *image_size)
+        return None if fits or image_size == (self.made_for, self.made_for) else self.made_for
 
     def backbone(self, num_classes: int, in_channels: int = 3) -> Backbone:
         return AdaptedBackbone(self.fresh(num_classes, in_channels), self.exits, self.image_size)
 
     def head(self, exit_name: str, kind: str, num_classes: int) -> nn.Module:
         design = self._design(exit_name, kind)
-        return design.build(self.material(num_classes), num_classes)
+        if isinstance(design, LaterStages):
+            return design.build(self.material(num_classes))
+        if design.why and torch.get_default_device().type != "meta":  # where costs are counted
+            log.info("%s: a generic head at %s, because %s", self.label, exit_name, design.why)
+        return design.build(num_classes)
 
     def describe_head(self, exit_name: str, kind: str) -> str:
         return str(self._design(exit_name, kind))
@@ -328,7 +343,10 @@ def _build_torchvision(model: str, num_classes: int, in_channels: int, options: 
             f"torchvision:{model} takes images of 3 channels, but the data have {in_channels}; "
             f"timm's networks take any number"
         )
-    network: nn.Module = models.get_model(model, weights=None, num_classes=num_classes, **options)
+    settings: dict[str, Any] = {**options, "num_classes": num_classes}
+    if model in WITH_OWN_HEADS:
+        settings |= {"aux_logits": False, "init_weights": True}
+    network: nn.Module = models.get_model(model, weights=None, **settings)
     return network
 
 
@@ -341,8 +359,7 @@ def imported(library: str) -> Iterator[None]:
         raise ValueError(f"{library}:… needs {error.name}, which is missing; {install_hint('zoo')}") from None
     except RuntimeError as error:
         raise ValueError(
-            f"{library} is installed, but not for this torch {torch.__version__} ({error}); install torch and "
-            "torchvision of the same build, as in: pip install --force-reinstall torch torchvision"
+            f"{library} is installed, but not for this torch {torch.__version__} ({error}); {SAME_BUILD}"
         ) from None
 
 

@@ -9,10 +9,10 @@ Tensor axes: B batch, C channels, H height, W width, N tokens.
 
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby, takewhile
-from math import isqrt
+from math import inf, isqrt
 
 import torch
 from torch import Tensor, nn
@@ -40,8 +40,13 @@ class Call:
     input: Shape | None = None
     """The shape for one image; None if it is not exactly one tensor. The same holds for the output."""
     output: Shape | None = None
+    first_input: Shape | None = None
+    """As ``input``, but where that is a tuple, a list or several tensors, the shape of the first one."""
+    first_output: Shape | None = None
     changed_later: bool = False
     """Whether a later module writes into its output, which then cannot be an exit."""
+    is_first_of_several: bool = False
+    """Whether ``output`` is only the first tensor of what the module returns: then nothing can be cut off behind it."""
 
     @property
     def parent(self) -> str:
@@ -74,6 +79,19 @@ class Survey:
     def called(self, path: str) -> list[Call]:
         return self.by_path.get(path, [])
 
+    def of_first_tensors(self) -> "Survey":
+        """The same calls, where modules that take or return several tensors are seen as if by the first alone."""
+        calls = (
+            replace(
+                call,
+                input=call.first_input,
+                output=call.first_output,
+                is_first_of_several=call.output is None and call.first_output is not None,
+            )
+            for call in self.calls
+        )
+        return replace(self, calls=tuple(calls))
+
     def within(self, after: int, until: int) -> Iterator[Call]:
         """The calls that begin and end between two moments."""
         return (call for call in self.calls if after < call.began and call.ended <= until)
@@ -93,7 +111,7 @@ def survey(network: nn.Module, in_channels: int, sizes: Iterable[int]) -> Survey
         except Exception as error:
             failures.append(f"{size}×{size}: {' '.join(str(error).split())}")
             continue
-        return Survey(calls, in_channels, size, any_size=_takes(network, in_channels, 2 * size))
+        return Survey(calls, in_channels, size, any_size=takes(network, in_channels, 2 * size, 2 * size))
     raise ValueError(
         f"its forward fails for images of {in_channels} channels, tried without values on the meta device "
         f"({failures[0]})"
@@ -138,16 +156,26 @@ class _Recorder:
         given = [value for value in (*args, *kwargs.values()) if not isinstance(value, SETTINGS)]
         if len(given) == 1 and isinstance(given[0], Tensor):
             call.input = tuple(given[0].shape[1:])
+        first = first_tensor(given)
+        call.first_input = tuple(first.shape[1:]) if first is not None else None
         self.running.append(call)
 
     def end(self, module: nn.Module, args: object, output: object) -> None:
         self.moment += 1
         call = self.running.pop()
         call.ended = self.moment
-        tensor = output if isinstance(output, Tensor) else None
+        tensor = first_tensor(output)
         if tensor is not None:
-            call.output = tuple(tensor.shape[1:])
+            call.first_output = tuple(tensor.shape[1:])
+            call.output = call.first_output if tensor is output else None
         self.done.append((call, tensor, tensor._version if tensor is not None else 0))
+
+
+def first_tensor(value: object) -> Tensor | None:
+    """The tensor itself, or the first in a tuple or list."""
+    while isinstance(value, tuple | list) and value:
+        value = value[0]
+    return value if isinstance(value, Tensor) else None
 
 
 def _record_calls(network: nn.Module, in_channels: int, size: int) -> tuple[Call, ...]:
@@ -161,7 +189,7 @@ def _record_calls(network: nn.Module, in_channels: int, size: int) -> tuple[Call
         )
     ]
     try:
-        _run(network, in_channels, size)
+        _run(network, in_channels, size, size)
     finally:
         for handle in handles:
             handle.remove()
@@ -170,17 +198,18 @@ def _record_calls(network: nn.Module, in_channels: int, size: int) -> tuple[Call
     return tuple(call for call, _, _ in recorder.done)
 
 
-def _takes(network: nn.Module, in_channels: int, size: int) -> bool:
+def takes(network: nn.Module, in_channels: int, height: int, width: int) -> bool:
+    """Whether the network, on the meta device, runs with images of this size."""
     try:
-        _run(network, in_channels, size)
+        _run(network, in_channels, height, width)
     except Exception:
         return False
     return True
 
 
 @torch.no_grad()
-def _run(network: nn.Module, in_channels: int, size: int) -> None:
-    network(torch.empty(BATCH, in_channels, size, size, device="meta"))
+def _run(network: nn.Module, in_channels: int, height: int, width: int) -> None:
+    network(torch.empty(BATCH, in_channels, height, width, device="meta"))
 
 
 @dataclass(frozen=True)
@@ -205,11 +234,26 @@ def find_stages(network: nn.Module, survey: Survey, paths: Iterable[str] | None)
 
 def _stage_ends(network: nn.Module, survey: Survey) -> list[Call]:
     """As timm lists them, unless heads cannot be cut out there: for a few networks it lists modules inside blocks."""
-    main_path = takewhile(lambda call: not _pools_all(call), _main_path(survey, survey.whole))
-    listed, passed = _listed_by_timm(network, survey), _usable(_running_once(main_path, survey))
+    listed, passed = _listed_by_timm(network, survey), _passed(survey)
     found = [ends for ends in (_ends_among(calls, survey) for calls in (listed, passed)) if ends]
     cuttable = [ends for ends in found if all(can_be_cut(network, end.path) for end in ends[:-1][-PAPERS_EXITS:])]
-    return (cuttable or found or [_thirds(max(listed, _longest_run(survey), key=len))])[0]
+    if cuttable and len(cuttable[0]) >= PARTS:
+        return cuttable[0]
+    first = survey.of_first_tensors()
+    if len(stages := _ends_among(_passed(first), first)) >= PARTS:
+        return stages
+    if cuttable:
+        return _with_papers_exits(cuttable[0], survey)
+    thirds = _thirds(max(listed, _longest_run((survey if not found else first).calls), key=len))
+    if not found:
+        return thirds or passed[-PARTS:]
+    return max(_with_papers_exits(found[0], survey), thirds, key=lambda ends: ends[-PARTS].ended if ends[2:] else 0)
+
+
+def _passed(survey: Survey) -> list[Call]:
+    """The calls on the main path whose output can be an exit."""
+    main_path = takewhile(lambda call: not _pools_all(call), _main_path(survey, survey.whole))
+    return _usable(_running_once(main_path, survey))
 
 
 def _pools_all(call: Call) -> bool:
@@ -233,6 +277,14 @@ def _ends_among(calls: list[Call], survey: Survey) -> list[Call]:
             return levels
         levels.pop()  # a last pooling without parameters after it is not a stage of its own (VGG)
     return []
+
+
+def _with_papers_exits(ends: list[Call], survey: Survey) -> list[Call]:
+    """A network of two stages gets its second exit in the middle of the longest run of blocks up to the first one."""
+    if len(ends) != PAPERS_EXITS:
+        return ends
+    run = _longest_run(call for call in survey.calls if call.ended < ends[0].ended)
+    return [run[len(run) // 2 - 1], *ends] if len(run) > 1 else ends
 
 
 def _thirds(blocks: list[Call]) -> list[Call]:
@@ -261,20 +313,20 @@ def _main_path(survey: Survey, whole: Call) -> list[Call]:
 
 
 def _levels(calls: Iterable[Call]) -> list[list[Call]]:
-    """Groups calls by resolution; a class token more or less is the same resolution."""
+    """Groups calls by resolution, without what is up-sampled; a class token more or less is the same resolution."""
     levels: list[list[Call]] = []
     for call in calls:
-        size = positions(call.output) or 0
-        if levels and 2 * size > (positions(levels[-1][-1].output) or 0):
-            levels[-1].append(call)
-        else:
+        size, before = positions(call.output) or 0, positions(levels[-1][-1].output) or 0 if levels else inf
+        if 2 * size <= before:
             levels.append([call])
+        elif size < 2 * before:
+            levels[-1].append(call)
     return levels
 
 
-def _longest_run(survey: Survey) -> list[Call]:
+def _longest_run(calls: Iterable[Call]) -> list[Call]:
     """The longest run of blocks of one class that keep the shape of their tokens or feature map."""
-    keeping = [call for call in survey.calls if call.input == call.output and positions(call.output)]
+    keeping = [call for call in calls if call.input == call.output and positions(call.output)]
     learning = sorted((call for call in keeping if call.has_parameters), key=lambda call: (call.parent, call.ended))
     runs = [list(run) for _, run in groupby(learning, key=lambda call: (call.parent, type(call.module)))]
     return max(runs, key=len, default=[])

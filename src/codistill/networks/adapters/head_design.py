@@ -2,7 +2,8 @@
 
 Behind an exit come all later stages, so that a head down-samples as often as the network itself. If one stage follows,
 the head has all of its blocks at twice the width; if more follow, it has half of the blocks of each, rounded up, and at
-least two of the last. A part that cannot be made wider keeps its width: a ViT's attention depends on it.
+least two of the last. A part that cannot be made wider keeps its width: a ViT's attention depends on it. Where the
+part behind an exit cannot be cut out, or does not run by itself, a generic head takes its place.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,10 +14,11 @@ from itertools import groupby, pairwise
 import torch
 from torch import Tensor, nn
 
-from codistill.networks.adapters.exits import Call, Stages, Survey, channels, is_channels_last
+from codistill.networks.adapters.exits import Call, Stages, Survey
+from codistill.networks.adapters.plain_heads import Generic, Pooled
 from codistill.networks.adapters.surgery import Shape, cut_behind, redraw, refit
 from codistill.networks.cost import BATCH
-from codistill.networks.tables import apfc, describe_apfc, half
+from codistill.networks.tables import half
 
 WIDE, LEAST_IN_LAST_STAGE = 2.0, 2
 
@@ -52,7 +54,8 @@ class LaterStages:
         width = {1.0: "", 2.0: ", twice as wide", 0.5: ", half as wide"}[self.factor]
         return ", ".join(map(str, self.parts)) + width if self.parts else "what follows the last stage"
 
-    def build(self, network: nn.Module, num_classes: int) -> nn.Module:
+    def build(self, network: nn.Module) -> nn.Module:
+        """The head, cut out of ``network``, which must not be used afterwards."""
         left_out = [path for part in self.parts for path in part.left_out]
         for path in left_out:
             leave_out(network, path)
@@ -62,35 +65,8 @@ class LaterStages:
         return head
 
 
-@dataclass(frozen=True)
-class Pooled:
-    """The paper's APFC: average pooling to a grid and one linear layer. Tokens are averaged into one."""
-
-    input: Shape
-
-    def __str__(self) -> str:
-        return describe_apfc() if len(self.input) == 3 else "the average of the tokens and one linear layer"
-
-    def build(self, network: nn.Module, num_classes: int) -> nn.Module:
-        width = channels(self.input)
-        if len(self.input) == 2:
-            return nn.Sequential(MeanOfTokens(), nn.Linear(width, num_classes))
-        first = [ChannelsFirst()] if is_channels_last(self.input) else []
-        return nn.Sequential(*first, *apfc(width, num_classes))
-
-
-HeadDesign = LaterStages | Pooled
-"""A head before it is built out of a network, which must not be used afterwards; ``str`` says what it is made of."""
-
-
-class ChannelsFirst(nn.Module):
-    def forward(self, x_BHWC: Tensor) -> Tensor:
-        return x_BHWC.permute(0, 3, 1, 2)
-
-
-class MeanOfTokens(nn.Module):
-    def forward(self, x_BNC: Tensor) -> Tensor:
-        return x_BNC.mean(dim=1)
+HeadDesign = LaterStages | Pooled | Generic
+"""A head before it is built; ``str`` says what it is made of."""
 
 
 def design_head(network: nn.Module, survey: Survey, stages: Stages, exit: Call, kind: str) -> HeadDesign:
@@ -99,14 +75,24 @@ def design_head(network: nn.Module, survey: Survey, stages: Stages, exit: Call, 
     if kind == "apfc":
         return Pooled(exit.output)
     width = 0.5 if kind == "narrow" else 1.0
+    last = stages.ends[-1].output
+    if exit.is_first_of_several:
+        why = f"{exit.path} returns several tensors, of which heads take the first"
+        return Generic.of(exit.output, last, why, narrow=kind == "narrow")
     by_rule = _design_by_rule(survey, stages, exit, exit.output)
     all_blocks = tuple(replace(part, left_out=()) for part in by_rule.parts)
     for parts, factor in ((by_rule.parts, by_rule.factor), (by_rule.parts, 1.0), (all_blocks, 1.0)):
         scaled = replace(by_rule, parts=parts, factor=factor * width)
         if _works(scaled, network, survey.whole.output):
             return scaled
-    cut_behind(deepcopy(network), exit.path)  # raises with the reason if it cannot be cut at all
-    raise ValueError("its blocks support no other width; use heads of kind paper or apfc")
+    try:
+        cut_behind(deepcopy(network), exit.path)
+        why = "its blocks do not run by themselves"
+    except ValueError as error:
+        why = str(error)
+    if kind == "narrow" and _works(replace(by_rule, parts=all_blocks, factor=1.0), network, survey.whole.output):
+        raise ValueError("its blocks support no other width; use heads of kind paper or apfc")
+    return Generic.of(exit.output, last, why, narrow=kind == "narrow")
 
 
 def _design_by_rule(survey: Survey, stages: Stages, exit: Call, features: Shape) -> LaterStages:
@@ -143,7 +129,7 @@ def _left_out(row: list[Call], least: int, survey: Survey) -> tuple[str, ...]:
 
 def _works(design: LaterStages, network: nn.Module, logits: Shape | None) -> bool:
     try:
-        head = design.build(deepcopy(network), num_classes=0)
+        head = design.build(deepcopy(network))
         with torch.no_grad():
             output = head(torch.empty(BATCH, *design.input, device="meta"))
     # Third-party code can fail in any way with a refitted layer; then the next design is tried.

@@ -1,4 +1,4 @@
-"""Names of other libraries' networks: ``timm:MODEL[.TAG][:key=value,…][@path,…]``. Imports neither torch nor a library.
+"""Names of other libraries' networks: ``timm:MODEL[.TAG][:key=value,…][@path,…|@final]``. Imports no torch, no library.
 
 A recipe is read, checked and drawn on machines without the library; whether the model and its modules exist is checked
 when it is built. So exits are named by their C-number (``c2``, ``c3``), which every network has, and not by module
@@ -19,6 +19,8 @@ OPTIONS = {
 LIBRARIES = tuple(OPTIONS)
 SIZES = {"timm": "img_size", "torchvision": "image_size"}
 MAX_SIDE, MAX_EXITS = 4096, 8
+NO_HEADS = "final"
+"""Behind @, instead of modules: only the network's own classifier, no heads."""
 USUAL_EXITS = 3  # beside "final"; building a network with fewer stages raises an error
 
 _MODEL = re.compile("[a-z0-9_]{1,80}")
@@ -35,7 +37,7 @@ class LibraryName:
     model: str
     options: Mapping[str, int | float]
     paths: tuple[str, ...] | None
-    """The modules whose outputs are the exits, in any order; None for the ends of the stages."""
+    """The modules whose outputs are the exits, in any order; None for the ends of the stages, () for no heads."""
     tag: str = ""
     """The library's pretrained weights that a training begins from; empty for none."""
 
@@ -99,6 +101,8 @@ def _number(name: str, key: str, text: str) -> int | float:
 
 def parse_paths(name: str, modules: str) -> tuple[str, ...]:
     """The modules behind the @ of a name."""
+    if modules == NO_HEADS:
+        return ()
     paths = tuple(modules.split(","))
     for path in paths:
         if not _PATH.fullmatch(path):

@@ -36,7 +36,7 @@ def cut_behind(network: nn.Module, path: str) -> fx.GraphModule:
     # fx raises nearly anything for Python code that it cannot trace.
     except Exception as error:
         why = " ".join(str(error).split())
-        raise ValueError(f"its forward cannot be traced ({why}); use heads of kind apfc") from None
+        raise ValueError(f"its forward cannot be traced ({why})") from None
     (cut,) = [node for node in graph.nodes if node.op == "call_module" and node.target == path]
     needed = _nodes_behind(graph, cut)
     rest = fx.Graph()
@@ -89,9 +89,7 @@ def _nodes_behind(graph: fx.Graph, cut: fx.Node) -> set[fx.Node]:
     while waiting:
         node = waiting.pop()
         if node.op == "placeholder":
-            raise ValueError(
-                "what follows it also uses earlier results; name another module, or use heads of kind apfc"
-            )
+            raise ValueError("what follows also uses earlier results")
         if node not in needed and node is not cut:
             needed.add(node)
             waiting += [] if _is_batch_size(node) else node.all_input_nodes
