@@ -172,3 +172,12 @@ def test_a_damaged_export_starts_nothing(runs: Path, tmp_path: Path) -> None:
     file.write_bytes(content)
     done = call(*started_from(file, tmp_path / "damaged"))
     assert (done.exit_code, "is not the file that was exported" in done.stderr) == (2, True), done.output
+
+
+def test_another_version_of_torch_is_named(runs: Path, tmp_path: Path) -> None:
+    for name, is_named in (("same", False), ("other", True)):
+        run = Path(shutil.copytree(runs / "interrupted", tmp_path / name))
+        if is_named:
+            edited("environment.json")(run, runs)
+        code, text = said("train", run, tmp_path)
+        assert (code, "instead of 1.0: its numbers may differ" in text) == (0, is_named), text

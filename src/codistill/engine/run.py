@@ -30,8 +30,8 @@ from codistill.runs.checkpoint import Fingerprint, Saver, Store, fingerprint, fi
 from codistill.runs.files import explained, lock_run, open_regular, sweep, to_json, write_atomically
 from codistill.runs.folder import MAX_BYTES, RunFolder
 from codistill.runs.journal import Journal
-from codistill.runs.records import Evaluation, best_epoch, read_evaluations, saved_state
-from codistill.runs.result import RESULT_FORMAT
+from codistill.runs.records import Environment, Evaluation, best_epoch, read_evaluations, saved_state
+from codistill.runs.result import RESULT_FORMAT, device_name
 from codistill.runs.seal import is_intact, read_sealed, write_sealed
 from codistill.runs.weights import good_copies
 
@@ -121,9 +121,20 @@ class Run:
                     yield run
 
     def _describe_once(self) -> None:
-        """Record the environment and the data when the run begins; raises RunError if the data have changed since."""
+        """Record the environment and the data when the run begins; raises RunError if the data have changed since.
+
+        Another version of torch or another device computes other digits: that is logged.
+        """
+        facts = environment.describe()
         if not self.folder.environment.exists():
-            write_sealed(self.folder.environment, environment.describe())
+            write_sealed(self.folder.environment, facts)
+        before, now = Environment.read(self.folder.environment), Environment.check(facts, "this machine")
+        was, is_now = ((one.codistill, one.torch, device_name(self.recipe, one)) for one in (before, now))
+        if changes := [f"{other} instead of {one}" for one, other in zip(was, is_now, strict=True) if one != other]:
+            log.warning(
+                "%s continues with %s: its numbers may differ in the last digits from an uninterrupted run's",
+                self.folder.path, ", ".join(changes),
+            )  # fmt: skip
         report = json.loads(to_json(self.data.report))
         if not is_intact(self.folder.data, MAX_BYTES):
             if self.folder.data.exists():
