@@ -14,10 +14,11 @@ from safetensors import SafetensorError
 from codistill.export import bundle
 from codistill.export.export import Exported, code, export_network
 from codistill.recipes.sections import Length
-from codistill.runs.seal import write_sealed
-from support.runs import train
+from codistill.runs.seal import sealed_json, write_sealed
+from support.runs import accept_descriptions, train
 from support.tiny import tiny_recipe
 
+VERSIONS = (1, "model.onnx"), (2, "../x"), (2, [])
 FILES = {"labels.json", "preprocessing.json", "MODEL_CARD.md", "export.json"}
 
 
@@ -34,10 +35,10 @@ def test_files_of_an_export(exported: dict[str, Exported]) -> None:
         assert one.model.name == f"model.{name}"
         assert found(one.model.parent) == FILES | {one.model.name}
         manifest = json.loads((one.model.parent / "export.json").read_text())
-        assert manifest == {
-            "codistill_export": 1,
-            "model": one.model.name,
-            "sha256": sha256(one.model.read_bytes()).hexdigest(),
+        read_again = one.model.name, "labels.json", "preprocessing.json"
+        assert (manifest["codistill_export"], manifest["model"]) == (2, one.model.name)
+        assert manifest["files"] == {
+            name: sha256((one.model.parent / name).read_bytes()).hexdigest() for name in read_again
         }
 
 
@@ -167,12 +168,16 @@ def test_the_run_itself_is_no_place_for_an_export(copied: Path) -> None:
     assert found(copied) == before
 
 
-@pytest.mark.parametrize("manifest", ["{}", "[", '{"codistill_export": 1, "model": "../x", "sha256": "0"}'])
-def test_an_export_json_of_somebody_else_makes_no_export(manifest: str, finished: Path, tmp_path: Path) -> None:
-    (tmp_path / "export.json").write_text(manifest)
+@pytest.mark.parametrize(
+    "manifest",
+    [b"{}", b"[", b'{"codistill_export": 1, "model": "model.onnx", "sha256": "0"}']
+    + [sealed_json({"codistill_export": version, "model": model, "files": {}}) for version, model in VERSIONS],
+)
+def test_an_export_json_of_somebody_else_makes_no_export(manifest: bytes, finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "export.json").write_bytes(manifest)
     with pytest.raises(ValueError, match=r"such as export\.json"):
         export_network(finished, "a", "safetensors", tmp_path)
-    with pytest.raises(ValueError, match=r"is not an export: it has no readable export\.json"):
+    with pytest.raises(ValueError, match=r"is not an export: it has no intact export\.json"):
         bundle.read(tmp_path)
 
 
@@ -263,6 +268,7 @@ def test_the_card_counts_images_that_were_left_out(copied: Path, tmp_path: Path)
     about = json.loads((copied / "data.json").read_text())
     skipped = [{"file": f"train/cat/{number}.png", "why": "truncated"} for number in range(1200)]
     write_sealed(copied / "data.json", {**about, "skipped": skipped}, sort_keys=False)
+    accept_descriptions(copied)
     export_network(copied, "a", "safetensors", tmp_path / "out")
     card = (tmp_path / "out" / "MODEL_CARD.md").read_text()
     assert "Unreadable images that were left out: 1,200.\n" in card

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import threading
-from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +19,7 @@ from codistill.data.decoder import Decoder, Request
 from codistill.export.bundle import Preprocessing
 from codistill.export.export import Exported
 from codistill.export.predict import LoadedExport, Prediction, Unreadable, find_images, predict
+from support.exports import accept_files
 
 IMAGES = 70  # more than one batch
 
@@ -108,9 +108,7 @@ def test_an_error_of_onnxruntime_names_the_file(exported: dict[str, Exported], p
     model = onnx.load(copy / "model.onnx")
     model.graph.node[0].op_type = "Unheard"
     onnx.save(model, copy / "model.onnx")
-    manifest = json.loads((copy / "export.json").read_text())
-    manifest["sha256"] = sha256((copy / "model.onnx").read_bytes()).hexdigest()
-    (copy / "export.json").write_text(json.dumps(manifest))
+    accept_files(copy)
     with pytest.raises(ValueError, match=r"model\.onnx: .*Unheard"):
         list(predict(copy, [photos]))
 
@@ -177,7 +175,7 @@ def test_images_that_are_not_there(exported: dict[str, Exported], tmp_path: Path
 def test_models_that_are_none(finished: Path, photos: Path, tmp_path: Path) -> None:
     for model, said in (
         (tmp_path / "nowhere", "no such file or folder; give the folder that `codistill export --out` wrote"),
-        (photos, "is not an export: it has no readable export.json"),
+        (photos, "is not an export: it has no intact export.json"),
         (finished, "it is a run; export it first: codistill export "),
         (photos / "00.png", "is not an export"),
     ):
@@ -185,12 +183,13 @@ def test_models_that_are_none(finished: Path, photos: Path, tmp_path: Path) -> N
             list(predict(model, [photos]))
 
 
-def test_a_damaged_model(export_copy: Path, photos: Path) -> None:
-    file = export_copy / "model.safetensors"
+@pytest.mark.parametrize("name", ["model.safetensors", "labels.json", "preprocessing.json"])
+def test_a_damaged_file(name: str, export_copy: Path, photos: Path) -> None:
+    file = export_copy / name
     content = bytearray(file.read_bytes())
-    content[-1] ^= 1
+    content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    with pytest.raises(ValueError, match=r"model.safetensors is not the file that was exported \(damaged"):
+    with pytest.raises(ValueError, match=rf"{name} is not the file that was exported \(damaged"):
         list(predict(export_copy, [photos]))
     file.unlink()
     with pytest.raises(ValueError, match="is not the file that was exported"):
@@ -215,6 +214,7 @@ def test_labels_and_preprocessing_that_do_not_fit(
     export_copy: Path, photos: Path, file: str, content: str, said: str
 ) -> None:
     (export_copy / file).write_text(content)
+    accept_files(export_copy)
     with pytest.raises(ValueError, match=said):
         list(predict(export_copy, [photos]))
 
@@ -223,6 +223,7 @@ def test_labels_and_preprocessing_that_do_not_fit(
 def test_images_that_cannot_come_from_files(export_copy: Path, photos: Path, change: dict[str, object]) -> None:
     how = json.loads((export_copy / "preprocessing.json").read_text())
     (export_copy / "preprocessing.json").write_text(json.dumps({**how, **change}))
+    accept_files(export_copy)
     with pytest.raises(ValueError, match="predict reads only square gray or RGB images"):
         list(predict(export_copy, [photos]))
 

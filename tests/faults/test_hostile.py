@@ -13,7 +13,6 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from typer.testing import CliRunner
 from codistill.cli.app import app
 from codistill.recipes import get
 from codistill.runs.folder import RunFolder
+from support.exports import accept_files
 from support.processes import in_new_process
 from support.stress import Counted
 
@@ -154,7 +154,7 @@ def export_with(
     """An export whose files are consistent, checksum included."""
 
     def arguments(desk: Path, marker: Path) -> list[str]:
-        content = written(desk / file, model()).read_bytes()
+        written(desk / file, model())
         preprocessing = {
             "channels": "L",
             "resize": [28, 28],
@@ -162,13 +162,9 @@ def export_with(
             "mean": [0.5],
             "std": [0.5],
         } | how
-        manifest = {"codistill_export": 1, "model": file, "sha256": sha256(content).hexdigest()}
-        for name, value in (
-            ("export.json", manifest),
-            ("preprocessing.json", preprocessing),
-            ("labels.json", [""] * labels),
-        ):
+        for name, value in (("preprocessing.json", preprocessing), ("labels.json", [""] * labels)):
             (desk / name).write_text(json.dumps(value))
+        accept_files(desk)
         written(desk / "photo.png", picture())
         return ["predict", str(desk), str(desk / "photo.png")]
 

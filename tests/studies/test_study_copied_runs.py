@@ -55,7 +55,7 @@ def test_finished_runs_of_another_machine_are_taken_with_a_warning(tmp_path: Pat
         write_sealed(run / "result.json", result, sort_keys=False)
         shutil.copytree(run, tmp_path / "ours" / "runs" / run.name)
     before = {file: file.read_bytes() for file in (tmp_path / "ours").rglob("*.*") if file.is_file()}
-    assert len(before) == 6
+    assert len(before) == 3 * 6
     ours = StudyCall(tmp_path / "ours", seeds=2)
     assert ours.code == 0
     assert "6 runs, 3 finished before" in ours.printed

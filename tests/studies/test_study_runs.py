@@ -9,8 +9,8 @@ from codistill.recipes.sections import AdamW, Sgd
 from codistill.runs.folder import RunFolder
 from codistill.studies import catalogue
 from codistill.studies.plan import plan_runs, require_data, run_name
-from support.study_call import StudyCall
-from support.synthetic import fill, made_up_result
+from support.study_call import ON_CPU, StudyCall
+from support.synthetic import FINISH, fill, made_up_result, pretend
 
 OUT = Path("out")
 
@@ -181,3 +181,30 @@ def test_a_childs_log_is_not_written_through_a_link(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=rf"logs/{run.name}\.log is a symbolic link, not a regular file"):
         StudyCall(out, seeds=1)
     assert (tmp_path / "victim").read_text() == "precious"
+
+
+def test_damage_of_finished_runs_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    call = StudyCall(tmp_path / "out")
+    assert (call.code, capsys.readouterr().err) == (0, "")
+    journal = RunFolder(call.runs[1]).journal
+    journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:-1]))
+    again = StudyCall(tmp_path / "out")
+    assert again.code == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"warning: {call.runs[1]}: journal.jsonl and timing.jsonl have different epochs;")
+
+
+def test_a_damaged_recipe_is_left_to_the_training(tmp_path: Path) -> None:
+    """Stored again by the study, it would look intact."""
+    plan = plan_runs(catalogue.get("demo"), [41], [ON_CPU], tmp_path / "out", threads=1)
+    damaged = RunFolder(plan.runs[0].folder)
+    (damaged.checkpoints / "step-00000001").mkdir(parents=True)
+    damaged.write_recipe(plan.runs[0].recipe)
+    content = damaged.recipe.read_text()
+    assert "momentum: 0.9" in content
+    damaged.recipe.write_text(content.replace("momentum: 0.9", "momentum: 0.8"))
+    script = f'import shutil; shutil.rmtree("{damaged.checkpoints}", ignore_errors=True){FINISH}'
+    call = StudyCall(tmp_path / "out", seeds=1, command=pretend(tmp_path / "scratch", lambda *_: script))
+    assert call.code == 0, call.printed
+    given = recipes.load(tmp_path / "out" / "recipes" / f"{damaged.path.name}.yaml")
+    assert given.optimizer.momentum == 0.9

@@ -8,6 +8,9 @@ import sys
 import zipfile
 from pathlib import Path
 
+from codistill.export.bundle import LABELS, MANIFEST, MODELS, PREPROCESSING, VERSION
+from codistill.runs.seal import sha256_of, write_sealed
+
 DOCS = Path(__file__).parents[2] / "docs" / "export.md"
 ALONE = """
 import sys
@@ -58,3 +61,10 @@ def with_code(archive: bytes, table: str, key: str) -> bytes:
         for name, content in parts.items():
             target.writestr(name, content)
     return out.getvalue()
+
+
+def accept_files(export: Path) -> None:
+    """Records the files of an export as they are now in its manifest, as somebody who means harm can."""
+    (model,) = {path.name for path in export.iterdir()} & MODELS.keys()
+    files = {name: sha256_of(export / name) for name in (model, LABELS, PREPROCESSING)}
+    write_sealed(export / MANIFEST, {"codistill_export": VERSION, "model": model, "files": files})

@@ -33,6 +33,13 @@ def accept_weights(run: Path) -> None:
     write_sealed(folder.result, result, sort_keys=False)
 
 
+def accept_descriptions(run: Path) -> None:
+    """Records data.json and environment.json as they are now in the run's result."""
+    folder = RunFolder(run)
+    described = {file.stem: read_sealed(file, MAX_BYTES) for file in (folder.data, folder.environment)}
+    write_sealed(folder.result, {**read_sealed(folder.result, MAX_BYTES), **described}, sort_keys=False)
+
+
 def checksums(out: Path) -> dict[str, str]:
     """Returns the checksums of a run's weights and journal; timing and checkpoints differ between equal runs."""
     files = [*sorted((out / "weights").iterdir()), out / "journal.jsonl"]

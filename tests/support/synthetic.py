@@ -8,7 +8,7 @@ from typing import Any
 from codistill.recipes import Recipe, parse
 from codistill.runs.folder import RunFolder
 from codistill.runs.result import RESULT_FORMAT
-from codistill.runs.seal import write_sealed
+from codistill.runs.seal import sealed_line, write_sealed
 from codistill.studies.runner import Command
 from codistill.studies.study import Study
 
@@ -70,25 +70,28 @@ def made_up_result(recipe: Recipe) -> dict[str, Any]:
 def fill(folder: Path, recipe: Recipe, result: Mapping[str, Any] | None = None) -> None:
     """Make ``folder`` a finished run."""
     folder.mkdir(parents=True, exist_ok=True)
-    RunFolder(folder).write_recipe(recipe)
-    write_sealed(folder / "result.json", result or made_up_result(recipe), sort_keys=False)
+    run, result = RunFolder(folder), result or made_up_result(recipe)
+    run.write_recipe(recipe)
+    for file, content in ((run.result, result), (run.data, result["data"]), (run.environment, result["environment"])):
+        write_sealed(file, content, sort_keys=False)
+    times = [{"epoch": one["epoch"], "elapsed_s": 60.0 * one["epoch"]} for one in result["epochs"]]
+    for file, records in ((run.journal, result["epochs"]), (run.timing, times)):
+        file.write_bytes(b"".join(map(sealed_line, records)))
 
 
-# argv: the recipe's file, the run's folder, the result to write.
+# argv: the recipe's file, the run's folder, the finished run to copy.
 FINISH = """
 import pathlib, shutil, sys
-recipe, folder, result = map(pathlib.Path, sys.argv[1:4])
-folder.mkdir(parents=True, exist_ok=True)
-if recipe.parent != folder: shutil.copy(recipe, folder / "recipe.yaml")
-shutil.copy(result, folder / "result.json")
+recipe, folder, finished = map(pathlib.Path, sys.argv[1:4])
+shutil.copytree(finished, folder, dirs_exist_ok=True)
 """
 
 # Saves its recipe as a run does, and ends as `codistill train` does after Ctrl-C.
 STOP = """
 import pathlib, shutil, sys
-recipe, folder = map(pathlib.Path, sys.argv[1:3])
+folder, finished = map(pathlib.Path, sys.argv[2:4])
 folder.mkdir(parents=True, exist_ok=True)
-shutil.copy(recipe, folder / "recipe.yaml")
+shutil.copy(finished / "recipe.yaml", folder)
 sys.exit(75)
 """
 
@@ -99,10 +102,9 @@ def pretend(scratch: Path, script: Callable[[Recipe, Path], str] | None = None) 
 
     def command(recipe_file: Path, folder: Path) -> Sequence[str]:
         recipe = parse.load(recipe_file)
-        result = scratch / f"{folder.name}.json"
-        write_sealed(result, made_up_result(recipe), sort_keys=False)
+        fill(scratch / folder.name, recipe)
         text = script(recipe, folder) if script else FINISH
-        return [sys.executable, "-S", "-E", "-c", text, str(recipe_file), str(folder), str(result)]
+        return [sys.executable, "-S", "-E", "-c", text, str(recipe_file), str(folder), str(scratch / folder.name)]
 
     return command
 

@@ -16,6 +16,7 @@ from codistill.cli.completion import complete, complete_in_study
 from codistill.cli.terminal import Changes, console
 from codistill.errors import ExitCode
 from codistill.runs.files import write_atomically
+from codistill.runs.folder import RunFolder
 from codistill.runs.result import Result, read_result
 from codistill.studies import catalogue
 from codistill.studies.analysis import StudyTables, build_tables
@@ -118,10 +119,14 @@ def _announce(study: Study, planned: Plan, jobs: int, console: Console) -> None:
 
 
 def _read_finished(planned: Plan) -> Results:
+    """The results of the finished runs; prints what is damaged in their folders, or another run's."""
     results: dict[str, dict[int, Result]] = {}
     for (key, seed), run in planned.by_row.items():
         if run.is_finished:
             results.setdefault(key, {})[seed] = read_result(run.result_file)
+    for folder in (RunFolder(run.folder) for run in planned.runs if run.is_finished):
+        if damage := folder.damage():
+            typer.echo(f"warning: {folder.damage_error(damage)}", err=True)
     return results
 
 

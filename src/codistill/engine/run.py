@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from io import TextIOWrapper
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Protocol
 
 import safetensors.torch
@@ -31,8 +30,8 @@ from codistill.runs.checkpoint import Fingerprint, Saver, Store, fingerprint, fi
 from codistill.runs.files import explained, lock_run, open_regular, sweep, to_json, write_atomically
 from codistill.runs.folder import MAX_BYTES, RunFolder
 from codistill.runs.journal import Journal
-from codistill.runs.records import read_evaluations, saved_state
-from codistill.runs.result import RESULT_FORMAT
+from codistill.runs.records import Environment, Evaluation, best_epoch, read_evaluations, saved_state
+from codistill.runs.result import RESULT_FORMAT, device_name
 from codistill.runs.seal import is_intact, read_sealed, write_sealed
 from codistill.runs.weights import good_copies
 
@@ -125,9 +124,20 @@ class Run:
                     yield run
 
     def _describe_once(self) -> None:
-        """Record the environment and the data when the run begins; raises RunError if the data have changed since."""
+        """Record the environment and the data when the run begins; raises RunError if the data have changed since.
+
+        Another version of torch or another device computes other digits: that is logged.
+        """
+        facts = environment.describe()
         if not self.folder.environment.exists():
-            write_sealed(self.folder.environment, environment.describe())
+            write_sealed(self.folder.environment, facts)
+        before, now = Environment.read(self.folder.environment), Environment.check(facts, "this machine")
+        was, is_now = ((one.codistill, one.torch, device_name(self.recipe, one)) for one in (before, now))
+        if changes := [f"{other} instead of {one}" for one, other in zip(was, is_now, strict=True) if one != other]:
+            log.warning(
+                "%s continues with %s: its numbers may differ in the last digits from an uninterrupted run's",
+                self.folder.path, ", ".join(changes),
+            )  # fmt: skip
         report = json.loads(to_json(self.data.report))
         if not is_intact(self.folder.data, MAX_BYTES):
             if self.folder.data.exists():
@@ -226,12 +236,8 @@ class Run:
 
     def is_at_its_best(self) -> bool:
         """Whether no earlier epoch had a lower validation error, averaged over the networks that learn."""
-        learning = self.recipe.graph.learning_networks
-        errors = [
-            fmean(record["validation"][f"{name}/final"]["top1_error"] for name in learning)
-            for record in self.journal.read()
-        ]
-        return errors[-1] <= min(errors)
+        evaluations = [Evaluation.model_validate(record) for record in self.journal.read()]
+        return best_epoch(evaluations, self.recipe.graph.learning_networks) == evaluations[-1].epoch
 
     def save_best(self, training: State, position: Position, schedule: TrainingSchedule) -> None:
         """Save to ``best/``, separate from the other checkpoints."""
@@ -314,12 +320,17 @@ class Run:
 
 
 def restore_descriptions(folder: RunFolder) -> None:
-    """Write a damaged or missing recipe or environment again, from the newest checkpoint."""
+    """Write a recipe or environment that is damaged, missing or not the finished run's again, from its checkpoint."""
     damaged = [file for file in (folder.recipe, folder.environment) if not is_intact(file, MAX_BYTES)]
-    if damaged and (saved := Store(folder.checkpoints).newest()):
-        for file in damaged:
-            log.warning("%s is damaged and is restored from the checkpoint", file)
-            write_atomically(file, saved.state["files"][file.name])
+    doubtful = [folder.environment] if folder.result.exists() else []  # then it is opened because something is damaged
+    store = Store(folder.checkpoints)
+    if folder.recipe not in damaged:
+        store.foreign = folder.other_recipe
+    if (damaged or doubtful) and (saved := store.newest()):
+        for file in {*damaged, *doubtful}:
+            if file in damaged or file.read_text() != saved.state["files"][file.name]:
+                log.warning("%s is damaged and is restored from the checkpoint", file)
+                write_atomically(file, saved.state["files"][file.name])
 
 
 class RegularFileHandler(logging.FileHandler):

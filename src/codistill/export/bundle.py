@@ -1,6 +1,6 @@
 """The folder of an export: the model file, and the files that describe how to use it.
 
-``export.json`` identifies a folder as an export, and has the name and the checksum of the model file.
+``export.json`` identifies a folder as an export, and has the SHA-256 of the files that are read again, and its own.
 """
 
 import os
@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from hashlib import file_digest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal, Self
@@ -18,13 +17,15 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from codistill.data.decoder import Resize
 from codistill.errors import RunError
 from codistill.recipes.errors import mismatch
-from codistill.runs.files import TEMPORARY, explained, read_json, sync_folder, write_json
+from codistill.runs.files import TEMPORARY, explained, read_json, sync_folder
 from codistill.runs.folder import RunFolder
+from codistill.runs.seal import read_sealed, sha256_of, write_sealed
+from codistill.runs.weights import EXPORT
 
-LABELS, PREPROCESSING, CARD, MANIFEST = "labels.json", "preprocessing.json", "MODEL_CARD.md", "export.json"
+LABELS, PREPROCESSING, CARD, MANIFEST = "labels.json", "preprocessing.json", "MODEL_CARD.md", EXPORT
 TIMM_CONFIG, TIMM_CARD = "config.json", "README.md"
 MODELS = {"model.safetensors": "safetensors", "model.pt2": "pt2", "model.onnx": "onnx"}
-VERSION = 1
+VERSION = 2
 MAX_LABELS_BYTES = 8 * 2**20
 
 Side = Annotated[int, Field(ge=1, le=4096)]
@@ -119,10 +120,10 @@ def _finish(stage: Path) -> None:
     """Write the manifest and fsync every file."""
     names = {path.name for path in stage.iterdir()}
     (model,) = names & MODELS.keys()
+    described = [LABELS, PREPROCESSING, *({TIMM_CONFIG} & names)]
+    files = {name: sha256_of(stage / name) for name in (model, *described)}
     timm = {"timm": True} if TIMM_CONFIG in names else {}
-    write_json(
-        stage / MANIFEST, {"codistill_export": VERSION, "model": model, "sha256": _sha256(stage / model), **timm}
-    )
+    write_sealed(stage / MANIFEST, {"codistill_export": VERSION, "model": model, "files": files, **timm})
     for path in (*stage.iterdir(), stage):
         sync_folder(path)
 
@@ -165,12 +166,13 @@ def read(model: Path) -> Bundle:
             advice = f"it is a run; export it first: codistill export {folder} --network NAME --out DIR"
         else:
             advice = "give the folder that `codistill export --out` wrote, or the model file in it"
-        raise ValueError(f"{folder} is not an export: it has no readable {MANIFEST}; {advice}")
+        raise ValueError(f"{folder} is not an export: it has no intact {MANIFEST} of this version; {advice}")
     path = folder / manifest["model"]
     if model != folder and model.name != path.name:
         raise ValueError(f"{model} is not the model file of this export; give {path.name}")
-    if not path.is_file() or _sha256(path) != manifest["sha256"]:
-        raise ValueError(f"{path} is not the file that was exported (damaged or replaced); export it again")
+    for file in (path, folder / LABELS, folder / PREPROCESSING):
+        if not file.is_file() or sha256_of(file) != manifest["files"].get(file.name):
+            raise ValueError(f"{file} is not the file that was exported (damaged or replaced); export it again")
     try:
         labels = TypeAdapter(tuple[str, ...]).validate_python(
             read_json(folder / LABELS, MAX_LABELS_BYTES, follow_links=True)
@@ -185,20 +187,14 @@ def read(model: Path) -> Bundle:
 
 
 def _manifest(folder: Path) -> dict[str, Any] | None:
-    """Return the content of export.json, or None if it is missing or this version does not support it."""
+    """Return the content of export.json, or None if it is missing, damaged, or of another version."""
     try:
-        manifest = read_json(folder / MANIFEST, follow_links=True)
+        manifest = read_sealed(folder / MANIFEST, follow_links=True)
     except RunError:
         return None
     understood = (
-        isinstance(manifest, dict)
-        and manifest.get("codistill_export") == VERSION
+        manifest.get("codistill_export") == VERSION
         and manifest.get("model") in list(MODELS)  # whatever it is: a list compares, a dictionary hashes
-        and isinstance(manifest.get("sha256"), str)
+        and isinstance(manifest.get("files"), dict)
     )
     return manifest if understood else None
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return file_digest(file, "sha256").hexdigest()

@@ -19,13 +19,15 @@ from codistill.engine.evaluate import has_test_images_of
 from codistill.engine.own import require_given
 from codistill.engine.schedule import Position
 from codistill.engine.state import cohort_of
-from codistill.errors import unknown
+from codistill.errors import RunError, unknown
 from codistill.export.formats import Identity, read_weights
 from codistill.networks.adapters.own import is_missing
 from codistill.recipes.schema import Recipe
-from codistill.runs.checkpoint import Saved, Store
+from codistill.runs.checkpoint import STATE_MAX_BYTES, Saved, Store
+from codistill.runs.files import read_bytes
 from codistill.runs.folder import MAX_BYTES, RunFolder
 from codistill.runs.records import DataReport, Environment, read_evaluations, saved_state
+from codistill.runs.seal import RESTORE
 from codistill.runs.weights import (
     best_checkpoint,
     cohort_weights,
@@ -149,7 +151,10 @@ def _from_interrupted(history: History) -> PlainNetwork:
 
 
 def _from_checkpoint(history: History, saved: Saved, checkpoints: Path) -> PlainNetwork:
-    position = saved_state(saved, checkpoints).position
+    state = saved_state(saved, checkpoints)
+    position, journal = state.position, history.folder.journal
+    if not read_bytes(journal, STATE_MAX_BYTES).startswith(state.files.get(journal.name, "").encode()):
+        raise RunError(f"{journal} is damaged: it is not the one that the checkpoint of this run continues; {RESTORE}")
     data = history.data_at_hand()
     weights = shipped_weights(history.recipe, history.name, saved.tensors)
     if not all(tensor.isfinite().all() for tensor in weights.values()):

@@ -16,7 +16,7 @@ from codistill.recipes.changes import WHERE_AND_HOW, difference, is_below, key_o
 from codistill.recipes.schema import Recipe
 from codistill.runs.checkpoint import Store, fingerprint
 from codistill.runs.files import LOCK_FILE, TEMPORARY, refuse_unless, write_atomically
-from codistill.runs.journal import read_lines
+from codistill.runs.journal import Lines, read_lines
 from codistill.runs.records import Environment
 from codistill.runs.seal import RESTORE, YAML_END, damaged, is_intact, read_sealed, seal
 from codistill.transfer.methods import CUSTOM
@@ -91,8 +91,11 @@ class RunFolder:
         self.changes_to(recipe)
         return True
 
-    def damage(self, weights: Iterable[str] = ()) -> list[str]:
-        """Describe the run's damaged or missing files, one sentence each; ``weights`` are networks to look at too."""
+    def damage(self, weights: Iterable[str] = (), *, with_times: bool = True) -> list[str]:
+        """Describe the files that are damaged, missing or another run's, one sentence each.
+
+        ``weights`` are networks whose weight files to look at too. Times matter only to who shows them.
+        """
         finished = self.result.exists()
         bad = [
             file
@@ -100,13 +103,20 @@ class RunFolder:
             if (finished or file.exists()) and not is_intact(file, MAX_BYTES)
         ]
         found = [f"{file.name} is {'damaged, or was edited' if file.exists() else 'missing'}" for file in bad]
-        journals = {file: read_lines(file) for file in (self.journal, self.timing)}
+        # The times first: a training that writes meanwhile appends to the journal before it appends to them.
+        timing, journal = read_lines(self.timing) if with_times else None, read_lines(self.journal)
+        journals = {self.journal: journal, **({self.timing: timing} if timing else {})}
         found += [f"{file.name}, line {lines.damaged}, is damaged" for file, lines in journals.items() if lines.damaged]
+        if timing and not timing.damaged and not journal.damaged and not _is_timed(journal, timing, finished):
+            found.append(f"{self.journal.name} and {self.timing.name} have different epochs")
         if not finished or self.result in bad:
             return found
         result = read_sealed(self.result, MAX_BYTES)
-        if not journals[self.journal].damaged and journals[self.journal].records != result.get("epochs"):
+        if not journal.damaged and journal.records != result.get("epochs"):
             found.append(f"{self.journal.name} and {self.result.name} have different epochs")
+        for file in (self.data, self.environment):
+            if file not in bad and read_sealed(file, MAX_BYTES) != result.get(file.stem):
+                found.append(f"{file.name} is not the one in {self.result.name}")
         with suppress(ValueError):  # whoever reads the recipe says what is wrong with it
             if self.recipe not in bad and parse.load(self.recipe) != Recipe.check(result.get("recipe")):
                 found.append(f"{self.recipe.name} and {self.result.name} have different recipes")
@@ -129,6 +139,11 @@ class RunFolder:
 
     def foreign(self, state: Mapping[str, Any]) -> str:
         """How a checkpoint's state is not of this run: other recipe or data; empty if it is of this run."""
+        is_same_data = state.get("data") == fingerprint(self.data)
+        return self.other_recipe(state) or ("" if is_same_data else "other images")
+
+    def other_recipe(self, state: Mapping[str, Any]) -> str:
+        """How the recipe in a checkpoint's state is not this run's; empty if it is."""
         try:
             other = parse.loads(state["files"][self.recipe.name], "its recipe")
         except (KeyError, TypeError, ValueError):
@@ -136,9 +151,7 @@ class RunFolder:
         stored = parse.load(self.recipe)
         moved = ("start",) if start_names(stored.start) == start_names(other.start) else ()
         may_differ = (*WHERE_AND_HOW, "runtime.precision", *moved)
-        if others := [line for line in difference(stored, other) if not is_below(key_of(line), may_differ)]:
-            return "; ".join(others)
-        return "other images" if state.get("data") != fingerprint(self.data) else ""
+        return "; ".join(line for line in difference(stored, other) if not is_below(key_of(line), may_differ))
 
     def changes_to(self, recipe: Recipe) -> list[str]:
         """Allowed differences (device, paths, kernels) between the stored recipe and this one; any other raises."""
@@ -208,3 +221,10 @@ class RunFolder:
     def resume_command(self) -> str:
         """The command that continues the training."""
         return shlex.join(["codistill", "train", str(self.recipe), "--out", str(self.path)])
+
+
+def _is_timed(journal: Lines, timing: Lines, finished: bool) -> bool:
+    """Whether the epochs of the journal ascend, and the times are of the same ones, or of the first if unfinished."""
+    epochs, timed = ([record.get("epoch") for record in lines.records] for lines in (journal, timing))
+    numbers = [epoch for epoch in epochs if isinstance(epoch, int)]
+    return numbers == sorted(set(numbers)) and timed == (epochs if finished else epochs[: len(timed)])

@@ -6,6 +6,7 @@ may have more.
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo
@@ -189,3 +190,10 @@ def read_evaluations(journal: Path, recipe: Recipe, *splits: str) -> list[Evalua
         Evaluation.check(record, f"{journal}, line {number}", needed)
         for number, record in enumerate(read_journal(journal), start=1)
     ]
+
+
+def best_epoch(evaluations: Iterable[Evaluation], networks: Iterable[str]) -> int:
+    """The epoch with the lowest validation error, averaged over the networks; of equal ones the last."""
+    finals = [f"{name}/final" for name in networks]
+    means = [(-fmean((one.validation or {})[name].top1_error for name in finals), one.epoch) for one in evaluations]
+    return max(means)[1]

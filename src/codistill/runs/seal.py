@@ -7,7 +7,7 @@ It finds damage, not forgery. Imports no torch.
 
 import json
 from collections.abc import Mapping
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,18 @@ def read_sealed(file: Path, max_bytes: int = 2**20, *, follow_links: bool = Fals
     if value is None:
         raise damaged(file)
     return value
+
+
+def listed_in(manifest: Path) -> dict[str, str]:
+    """The SHA-256 of files by name, in a sealed manifest; none if there is no manifest, or if it is damaged."""
+    content = unsealed(read_bytes(manifest, 2**20, follow_links=True), JSON_END) if manifest.is_file() else None
+    files = (content or {}).get("files")
+    return files if isinstance(files, dict) else {}
+
+
+def sha256_of(file: Path) -> str:
+    with file.open("rb") as content:
+        return file_digest(content, "sha256").hexdigest()
 
 
 def write_sealed(file: Path, value: Mapping[str, Any], *, sort_keys: bool = True) -> None:

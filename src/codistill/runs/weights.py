@@ -11,15 +11,19 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from codistill.errors import RunError
 from codistill.recipes.schema import Recipe
 from codistill.runs.checkpoint import Saved, Store
 from codistill.runs.folder import MAX_BYTES, RunFolder
-from codistill.runs.seal import read_sealed
+from codistill.runs.records import best_epoch, read_evaluations
+from codistill.runs.seal import listed_in, read_sealed, sha256_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 GOOD = "good/"
+EXPORT = "export.json"
+"""The manifest of an export, beside its model file."""
 
 
 def checkpoint_tensors(groups: Mapping[str, Iterable[tuple[str, "Tensor"]]]) -> dict[str, "Tensor"]:
@@ -92,6 +96,14 @@ def best_checkpoint(folder: RunFolder) -> Saved:
             f"{folder.path} has kept no best checkpoint: that takes a training with checkpoints.best=true and "
             "data.validation=0.1 or so; leave out --best"
         )
+    recipe = folder.stored_recipe()
+    evaluations = read_evaluations(folder.journal, recipe, "validation")
+    epoch = best_epoch(evaluations, recipe.graph.learning_networks) if evaluations else 0
+    if saved.state.get("position") != {"epoch": epoch, "step": 0}:
+        raise RunError(
+            f"{folder.best} is not of epoch {epoch}, which {folder.journal.name} says is the best by validation error; "
+            "put the right one back from a copy, continue an interrupted training, or leave out --best"
+        )
     return saved
 
 
@@ -127,8 +139,15 @@ def _misfit(expected: Mapping[str, "Tensor"], given: Mapping[str, "Tensor"]) -> 
 
 
 def refuse_damaged(file: Path) -> None:
-    """Raise RunError for weights in the folder of a finished run that are not those in its result."""
+    """Raise RunError for weights in the folder of a run or an export that are not those that it describes."""
     run = RunFolder(file.parent.parent)
-    is_shipped = file == run.weights(file.stem) and run.recipe.is_file() and run.result.is_file()
-    if is_shipped and (reason := run.damage_of_weights(file.stem, read_sealed(run.result, MAX_BYTES))):
-        raise run.damage_error([reason])
+    if file == run.weights(file.stem) and run.recipe.is_file():
+        if not run.result.is_file():
+            raise RunError(
+                f"{file}: its run is not finished, so nothing says whether this file is whole; finish the run with: "
+                f"{run.resume_command()}"
+            )
+        if damage := run.damage([file.stem], with_times=False):
+            raise run.damage_error(damage)
+    if (listed := listed_in(file.with_name(EXPORT)).get(file.name)) and listed != sha256_of(file):
+        raise RunError(f"{file} is not the file that was exported (damaged or replaced); export it again")

@@ -9,13 +9,14 @@ from datetime import timedelta
 from pathlib import Path
 
 from codistill.hardware import cores
-from codistill.recipes import Recipe, difference, parse
+from codistill.recipes import Recipe, difference
 from codistill.recipes.changes import WHERE_AND_HOW, is_below, key_of, start_names
 from codistill.runs.environment import describe
 from codistill.runs.files import open_regular, refuse_unless
-from codistill.runs.folder import RunFolder
+from codistill.runs.folder import MAX_BYTES, RunFolder
 from codistill.runs.records import NO_ENVIRONMENT, Environment, Timing
 from codistill.runs.result import device_name, read_result
+from codistill.runs.seal import is_intact
 from codistill.studies.costs import finished_flops_per_s, training_flops
 from codistill.studies.study import Study, StudyRow, slug
 from codistill.studies.tables import Cell, Table
@@ -160,8 +161,10 @@ def _check_folder(run: PlannedRun) -> None:
     The device and the kernels may differ from the plan: the run may have been continued on another machine.
     """
     try:
-        RunFolder(run.folder).refuse_irregular()
-        stored = [parse.load(RunFolder(run.folder).recipe)] if run.has_begun else []
+        folder = RunFolder(run.folder)
+        folder.refuse_irregular()
+        restores = not run.is_finished and folder.has_checkpoint() and not is_intact(folder.recipe, MAX_BYTES)
+        stored = [folder.stored_recipe()] if run.has_begun and not restores else []
         stored += [read_result(run.result_file).trained] if run.is_finished else []
     except ValueError as error:
         raise ValueError(f"{error}\nMove {run.folder} away to train it again, or choose another --out") from error

@@ -12,7 +12,8 @@ from codistill.engine.signals import handled, launched_by_this_process
 from codistill.errors import ExitCode, RunError
 from codistill.recipes import Recipe, parse
 from codistill.runs.files import BusyError, last_writer, lock_run, open_regular, write_atomically
-from codistill.runs.folder import RunFolder
+from codistill.runs.folder import MAX_BYTES, RunFolder
+from codistill.runs.seal import is_intact
 from codistill.studies.plan import PlannedRun
 
 POLL_S = 0.2
@@ -191,6 +192,8 @@ def _stored_recipe(run: PlannedRun) -> Recipe:
     The training accepts these changes and logs them. Paths of teachers' weights are corrected in the stored recipe.
     """
     folder = RunFolder(run.folder)
+    if not is_intact(folder.recipe, MAX_BYTES):
+        return run.recipe  # the training restores the damaged one
     stored = parse.load(folder.recipe)
     if stored.start != run.recipe.start:
         stored = stored.replace(start=run.recipe.start)
