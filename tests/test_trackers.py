@@ -182,7 +182,7 @@ def test_mlflow_gives_the_numbers_back(tmp_path: Path, monkeypatch: pytest.Monke
     assert experiment is not None
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.info.status == "FINISHED"
-    assert run.data.params["method"] == "dcm"
+    assert run.data.params["method"] == "mutual"
     for name in {name for values in journal(folder).values() for name in values}:
         history = client.get_metric_history(run.info.run_id, name.replace("->", " to "))
         logged = [(one.step, one.value) for one in history]

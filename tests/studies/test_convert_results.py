@@ -101,7 +101,9 @@ def test_names_do_not_change() -> None:
     assert len(files) >= 37
     for file in files:
         assert run_name(read_result(file).trained) == file.stem
-    frozen = get("quickstart", ["on_nonfinite=freeze", "runtime.kernels=inductor", "runtime.precision=fp32"])
+    frozen = get(
+        "quickstart", ["method=dcm", "on_nonfinite=freeze", "runtime.kernels=inductor", "runtime.precision=fp32"]
+    )
     assert run_name(frozen) == "fashion-wrn-10-1-twins-dcm-seed0-9c88185617"
 
 
