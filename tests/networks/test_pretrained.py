@@ -218,7 +218,8 @@ def test_torchvisions_files_are_read_as_they_are(
 def test_weights_from_tensorflow_see_images_normalised_as_theirs() -> None:
     name = "torchvision:googlenet"
     for one, transforms in ((name, False), (f"{name}.IMAGENET1K_V1", True)):
-        assert architecture(one).backbone(10).classifier.transform_input is transforms
+        network: Any = architecture(one).backbone(10).classifier
+        assert network.transform_input is transforms
 
 
 def test_a_damaged_file_of_the_cache_is_named(caches: Path) -> None:
