@@ -151,7 +151,7 @@ def test_a_limit_that_the_pace_does_not_keep_is_said_at_the_start(
 ) -> None:
     timetable, now, beats = replace(TIMETABLE, half_until=half_until), [0.0], []
     limit = TimeLimit(limit_s, lambda position, _: beats.append(position), clock=lambda: now[0])
-    said_at = []
+    said_at: list[float] = []
     for epoch in range(4):
         for step in range(1, 11):
             now[0] += 0.5 if epoch < 4 * half_until else 2.0
