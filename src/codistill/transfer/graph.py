@@ -249,7 +249,7 @@ class TransferGraph:
             first, last = ramp.begin if begin is None else begin, ramp.end if end is None else end
             return graph.replace(ramp=Ramp(ramp.initial, first, last))
         if begin or end not in (None, 1):
-            raise ValueError("begin and end are those of a ramp; give an initial_share too, as in initial_share=0")
+            raise ValueError("begin and end are those of a ramp; give an initial share too (transfer.initial_share=0)")
         return graph
 
     def _rescaled(self, share: float | None, scale: float | None) -> "TransferGraph":
@@ -369,9 +369,7 @@ def _refuse_two_weights(edge: str, first: float, second: float) -> None:
 
 def _pair(edge: tuple[str | Classifier, str | Classifier]) -> Transfer:
     if not isinstance(edge, tuple) or len(edge) != 2:
-        raise ValueError(
-            f"{edge!r} is not a transfer; write Transfer(source, learner, weight) or a pair (source, learner)"
-        )
+        raise ValueError(f"{edge!r} is not a transfer; write Transfer(source, learner) or the pair (source, learner)")
     return Transfer(*edge)
 
 
