@@ -13,7 +13,7 @@ SHORT = ["length.epochs=1", "runtime.device=cpu"]
 
 @pytest.fixture
 def photos(codistill: Codistill) -> Path:
-    """Two classes of four PNG files in each set, and three WebP files more."""
+    """Two classes of four PNG files in each set, and three AVIF files more."""
     for split in ("train", "test"):
         for colour in ("red", "blue"):
             folder = Path("photos", split, colour)
@@ -21,7 +21,7 @@ def photos(codistill: Codistill) -> Path:
             for number in range(4):
                 Image.new("RGB", (9, 9), colour).save(folder / f"{number}.png")
     for number in range(3):
-        Image.new("RGB", (9, 9)).save(Path("photos", "train", "red", f"{number}.webp"))
+        Path("photos", "train", "red", f"{number}.avif").write_bytes(b"not read")
     return Path("photos")
 
 
@@ -40,7 +40,7 @@ def test_quickstart_trains_own_images_on_their_true_labels(codistill: Codistill,
     assert "replaced by wrong ones" not in result.stdout
     kept = "data.wrong_labels=0.5 data.train_limit=1500 data.test_limit=2000"
     assert f"data.name=folder: left out what quickstart sets for fashion; to keep it, type {kept}" in result.stdout
-    left_out = "3 files are left out: .webp 3; only .jpeg, .jpg, .png are read"
+    left_out = "3 files are left out: .avif 3; only .bmp, .jpeg, .jpg, .png, .tif, .tiff, .webp are read"
     assert f"warning: {left_out}" in result.stderr
     assert left_out in Path("run/train.log").read_text()
 

@@ -128,7 +128,7 @@ def predict(
     model: Annotated[
         Path, typer.Argument(metavar="MODEL", help="Folder or model file of a safetensors or onnx export.")
     ],
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGES", help="PNG or JPEG files, or folders of them.")],
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGES", help="Image files, or folders of them.")],
     top: Annotated[int, typer.Option(min=1, metavar="N", help="Number of classes to show.")] = 5,
     as_json: AsJson = False,
 ) -> int:

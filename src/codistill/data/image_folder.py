@@ -46,7 +46,7 @@ def read(data: Data) -> ImageData:
             "--folder DIR --image-size 32 after `codistill data folder`)"
         )
     folder = Path(data.folder).expanduser()
-    contents = list_images(folder)
+    contents = list_images(folder, data.test_share)
     workers = data.workers
     if workers is None:
         workers = cores() if contents.file_bytes > FEW_BYTES else 0
@@ -105,6 +105,7 @@ def _image_data(
             "source": {split: listing.split for split, listing in contents.sets.items()},
             "skipped": skipped,
             "ignored": contents.ignored,
+            **({"test_share": contents.test_share} if contents.test_share is not None else {}),
         },
     )
 

@@ -176,6 +176,12 @@ def _limit(images: ImageData, split: str, limit: int | None, seed: int) -> Image
 
 def remarks(report: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
     """Logging levels and messages about the data that ``report`` describes: wrong labels, files that are not read."""
+    if share := report.get("test_share"):
+        yield (
+            logging.INFO,
+            f"the folder has no train and test: {share:.0%} of every class's images, chosen by their names, test; "
+            "data.test_share sets another share",
+        )
     wrong = report.get("wrong_labels", {})
     if count := wrong.get("count"):
         total = report["sets"]["train"]["images"]
