@@ -1,5 +1,7 @@
 """What ``train`` prints about images before it trains on them."""
 
+import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,30 @@ def test_quickstart_trains_own_images_on_their_true_labels(codistill: Codistill,
     left_out = "3 files are left out: .avif 3; only .bmp, .jpeg, .jpg, .png, .tif, .tiff, .webp are read"
     assert f"warning: {left_out}" in result.stderr
     assert left_out in Path("run/train.log").read_text()
+
+
+def test_the_end_says_which_epoch_was_best_and_what_to_type(codistill: Codistill, photos: Path) -> None:
+    result = codistill("train", *TINY, *SHORT, "--out", "a run")
+    assert "best     a " in result.stdout
+    assert "by test error, so it flatters; data.validation=0.1 holds out images to choose by" in result.stdout
+    said = [line.removeprefix("next").strip() for line in result.stdout.splitlines() if " codistill " in f" {line} "]
+    assert said == [
+        "codistill evaluate 'a run'",
+        "codistill export 'a run' --network a --out exported",
+        "codistill report 'a run'",
+    ]
+    for command in said:
+        _, *arguments = shlex.split(command)
+        again = codistill(*arguments)
+        assert again.exit_code == 0, again.stderr
+    held_out = ["data.validation=0.5", "length.epochs=3", "evaluation.all_every_epochs=1", "runtime.device=cpu"]
+    for keeps, said in {"true": "kept: add --best to evaluate or export", "false": "not kept; checkpoints.b"}.items():
+        result = codistill("train", *TINY, *held_out, f"checkpoints.best={keeps}", "--out", keeps)
+        records = [json.loads(line) for line in Path(keeps, "journal.jsonl").read_text().splitlines()]
+        errors = [sum(one["validation"][f"{name}/final"]["top1_error"] for name in "ab") for one in records]
+        best = max(epoch for epoch, error in enumerate(errors, 1) if error == min(errors))
+        assert f"best     epoch {best} of 3 by validation error, {said}" in result.stdout, result.stderr
+        assert "validation error %" in result.stdout
 
 
 def test_kinds_of_files_and_of_members_in_shards() -> None:

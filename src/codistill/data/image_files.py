@@ -121,6 +121,21 @@ def list_images(folder: Path, test_share: float | None = None) -> Contents:
     return Contents(class_names, sets, ignored)
 
 
+def list_test_images(folder: Path, class_names: tuple[str, ...], ignored: list[str]) -> Listing:
+    """List the images to test networks of these classes on: ``test`` or ``val`` in the folder, otherwise all of it."""
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: no such folder; it must contain <class>/*.png or test/<class>/*.png")
+    inside = [root for name in ("test", "val") if name not in class_names and (root := folder / name).is_dir()]
+    root = inside[0] if inside else folder
+    found = [path.name for path in _visible(folder, root) if path.is_dir()]
+    known = f"the networks know {', '.join(class_names[:10])}" + (", …" if len(class_names) > 10 else "")
+    if unknown := [name for name in found if name not in class_names]:
+        raise ValueError(f"{root / unknown[0]}: not a class of this run; {known}")
+    if not found:
+        raise ValueError(f"{root}: needs a folder for each class; {known}")
+    return _list_class_folders(folder, root, class_names, ignored)
+
+
 def find_sets(folder: Path) -> dict[str, Path]:
     """The folder of each set; none, if it contains the classes themselves."""
     if not folder.is_dir():
