@@ -27,8 +27,8 @@ def train(recipe: Recipe, out: Path, monkeypatch: pytest.MonkeyPatch, non_finite
     made: list[Training] = []
     prepare = trainer.prepare_training  # type: ignore[attr-defined]
 
-    def remembered(*arguments: Any) -> Training:
-        made.append(prepare(*arguments))
+    def remembered(*arguments: Any, **named: Any) -> Training:
+        made.append(prepare(*arguments, **named))
         return made[0]
 
     def inject(position: Position, schedule: TrainingSchedule) -> None:

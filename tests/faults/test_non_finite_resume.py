@@ -73,8 +73,8 @@ def train(recipe: Recipe, out: Path, interruption: Interruption) -> None:
     def spoilt(gradient: Tensor) -> Tensor:
         return gradient * torch.nan if now in BAD_STEPS else gradient
 
-    def prepared(*arguments: Any) -> Any:
-        made.append(prepare(*arguments))
+    def prepared(*arguments: Any, **named: Any) -> Any:
+        made.append(prepare(*arguments, **named))
         next(made[0].cohort.members["a"].parameters()).register_hook(spoilt)
         return made[0]
 
