@@ -53,8 +53,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.setattr(zoo.timm.models._hub, "hf_hub_download", download)
     write_folder(tmp_path / "photos", train=20, test=10, classes=CLASSES)
-    for split in ("train", "test"):
-        (tmp_path / "photos" / split / real_pictures().class_names[0]).rename(tmp_path / "photos" / split / "cat")
+    for photos in (tmp_path / "photos/train", tmp_path / "photos/test"):
+        if not (photos / "cat").exists():  # a class of CIFAR-10
+            (photos / real_pictures().class_names[0]).rename(photos / "cat")
     (tmp_path / "photos/test/cat/0000.png").rename(tmp_path / "photos/test/cat/1.jpg")
     torch.save({"state_dict": timm_weights("test_resnet")}, "resnet18.pth")
     save_file(timm_weights("test_convnext"), "resnet34.safetensors")

@@ -22,7 +22,7 @@ from codistill.report.overview import read_overview
 from codistill.report.page import live_page
 from codistill.runs.checkpoint import Store
 from codistill.runs.seal import write_sealed
-from support.runs import accept_weights, train
+from support.runs import accept_descriptions, accept_weights, train
 from support.tiny import tiny_recipe
 
 
@@ -152,7 +152,7 @@ def test_a_weight_file_that_is_not_the_checkpoints_is_refused(copied: Path, tmp_
 
 
 def test_without_its_data_a_finished_run_is_proved_on_noise(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("codistill.export.network.load", no_data)
+    monkeypatch.setattr("codistill.export.network.load_for", no_data)
     shipped = load_network(copied, "a")
     assert shipped.data is None
     file = copied / "weights" / "a.safetensors"
@@ -165,6 +165,7 @@ def test_other_data_are_not_taken_for_the_runs_own(copied: Path) -> None:
     report = json.loads((copied / "data.json").read_text())
     report["sets"]["test"]["pixels_sha256"] = "0" * 64
     write_sealed(copied / "data.json", report, sort_keys=False)
+    accept_descriptions(copied)
     assert load_network(copied, "a").data is None
 
 
@@ -193,7 +194,7 @@ def test_own_data_keep_their_name(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_run_needs_its_data(interrupted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("codistill.export.network.load", no_data)
+    monkeypatch.setattr("codistill.export.network.load_for", no_data)
     with pytest.raises(ValueError, match=r"those of fashion are missing or have changed; .* with: codistill train "):
         load_network(interrupted, "a")
 
