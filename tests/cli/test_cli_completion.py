@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from codistill.cli.app import app
 from codistill.cli.results import EXPORTED
 from codistill.export.export import FORMATS
-from codistill.recipes import Recipe, draft_of
-from codistill.recipes.parse import parse_changes
+from codistill.recipes import Recipe
+from codistill.recipes.parse import draft_of, parse_changes
 from codistill.trackers import TRACKERS
 from codistill.transfer import methods
 

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -81,7 +82,7 @@ def test_extras_that_do_not_fit_are_found_before_they_are_used(monkeypatch: pyte
 
     def version(name: str) -> str:
         if name not in versions:
-            raise doctor.PackageNotFoundError(name)
+            raise PackageNotFoundError(name)
         return versions[name]
 
     monkeypatch.setattr(doctor, "version", version)

@@ -35,7 +35,8 @@ def test_evaluate_says_it_of_the_networks_of_a_run(tmp_path: Path) -> None:
     data, predicted = load(recipe.data, seed=recipe.seed), []
     for name in recipe.networks:
         identity, weights = read_weights(run / "weights" / f"{name}.safetensors")
-        images = normalise(data.test.pixels, torch.tensor(identity.mean), torch.tensor(identity.std))  # type: ignore[union-attr]
+        assert isinstance(data.test.pixels, torch.Tensor)
+        images = normalise(data.test.pixels, torch.tensor(identity.mean), torch.tensor(identity.std))
         with torch.no_grad():
             predicted.append(identity.build(weights)(images).argmax(dim=1))
     (expected,) = agreement(["a", "b"], torch.stack(predicted), data.test.labels)

@@ -157,7 +157,7 @@ def test_rates_by_part_and_depth_are_those_of_optimizers_of_their_own(optimizer:
             [copies[name]],
             lr=rate,
             weight_decay=optimizer["weight_decay"],
-            **more,  # type: ignore[arg-type]
+            **more,
         )
     for _ in range(2):
         for name, parameter in member.named_parameters():
@@ -251,7 +251,7 @@ def train_and_die(recipe: Recipe, out: Path, steps: int) -> None:
             self.wait()
             os._exit(9)
 
-    Run.save = deadly  # type: ignore[method-assign]
+    Run.save = deadly  # type: ignore[method-assign, assignment]
     train(recipe, out)
 
 

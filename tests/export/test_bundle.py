@@ -18,7 +18,7 @@ from codistill.runs.seal import sealed_json, write_sealed
 from support.runs import accept_descriptions, train
 from support.tiny import tiny_recipe
 
-VERSIONS = (1, "model.onnx"), (2, "../x"), (2, [])
+VERSIONS: tuple[tuple[int, str | list[str]], ...] = (1, "model.onnx"), (2, "../x"), (2, [])
 FILES = {"labels.json", "preprocessing.json", "MODEL_CARD.md", "export.json"}
 
 

@@ -163,7 +163,7 @@ def test_timm_loads_the_folder_by_itself(
         assert torch.equal(network(images), truth["a"])
     assert network.pretrained_cfg["label_names"] == list(embedded.CLASS_NAMES)
     assert network.num_classes == 10
-    data = zoo.timm.data.resolve_model_data_config(network)
+    data = zoo.timm.data.config.resolve_model_data_config(network)
     photo = Image.fromarray(coloured(embedded.read().test).pixels[0].permute(1, 2, 0).numpy())  # type: ignore[arg-type]
     prepared = made["prepare"](photo)
     assert tuple(data["input_size"]) == (3, 28, 28)

@@ -237,7 +237,8 @@ def test_exits_of_modules_that_return_several_tensors_are_the_first_of_them() ->
     class Several(Net):
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.second, self.third = Pairs(self.first), Pairs(self.second), Pairs(self.third)
+            for name in ("first", "second", "third"):
+                setattr(self, name, Pairs(getattr(self, name)))
 
         def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
             both = self.third(self.second(self.first((self.stem(x), x))))

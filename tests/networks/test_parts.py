@@ -1,5 +1,7 @@
 """The parts of a network: its blocks by depth as timm groups them, its classifier, what is frozen."""
 
+from typing import Any, cast
+
 import pytest
 import torch
 from torch import nn
@@ -18,7 +20,8 @@ def test_depths_are_those_of_timms_layer_decay(name: str) -> None:
     with torch.device("meta"):
         backbone = architecture(f"timm:{name}").backbone(10)
         network = zoo.timm.create_model(name, num_classes=10)
-    groups = zoo.timm.models.group_parameters(network, network.group_matcher(coarse=False), reverse=True)
+    matcher = cast(Any, network).group_matcher(coarse=False)
+    groups = zoo.timm.models.group_parameters(network, matcher, reverse=True)
     depths = layer_depths(backbone)
     found = {key.partition(".")[2]: depths[one] for key, one in backbone.named_parameters()}
     assert len(set(found.values())) > 4

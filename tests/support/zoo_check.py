@@ -32,8 +32,10 @@ def plain(name: str, num_classes: int = CLASSES) -> nn.Module:
     """What the library alone builds."""
     options: Any = parse(name).options
     build = zoo.timm.create_model if options["library"] == "timm" else zoo.torchvision.models.get_model
-    without = {"aux_logits": False, "init_weights": True} if options["model"] in {"googlenet", "inception_v3"} else {}
-    network: nn.Module = build(options["model"], num_classes=num_classes, **options["options"], **without)
+    more = dict(options["options"])
+    if options["model"] in {"googlenet", "inception_v3"}:
+        more |= {"aux_logits": False, "init_weights": True}
+    network: nn.Module = build(options["model"], num_classes=num_classes, **more)
     return network
 
 

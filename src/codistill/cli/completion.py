@@ -36,7 +36,8 @@ def complete_changes(ctx: typer.Context, incomplete: str) -> list[str]:
     """Complete ``KEY=VALUE``: first the key, then its allowed values and the one that the recipe has."""
     values = _values_of_recipe(ctx.params)
     allowed = _allowed(values)
-    *before, last = ["", "", *(ctx.params.get("changes") or ())]
+    changes: Sequence[str] = ctx.params.get("changes") or ()
+    *before, last = ["", "", *changes]
     key = before[-1] if last == "=" else last
     if key in allowed and "=" not in incomplete:  # bash's words
         return _begun(_offered(key, allowed, values), incomplete)
@@ -71,12 +72,12 @@ def _begun(names: Iterable[str], incomplete: str) -> list[str]:
 
 def _values_of_recipe(given: Mapping[str, Any]) -> dict[str, Any]:
     """The values of the recipe, or of a study's first row, by key; nothing if it cannot be read."""
-    source, study = given.get("source"), given.get("name")
+    source, study = given.get("source") or "", given.get("name")
     try:
         if study:
             found: Mapping[str, Any] = catalogue.get(study).rows[0].resolve().model_dump(mode="json")
         else:
-            found = (read(source) if PurePath(source or "").suffix in SUFFIXES else draft_of(source or "")).values
+            found = (read(source) if PurePath(source).suffix in SUFFIXES else draft_of(source)).values
     except ValueError:
         return {}
     return _flat(found)
@@ -119,7 +120,9 @@ def _walk(part: Mapping[str, Any], definitions: Mapping[str, Any], key: str, all
         for name, below in found.get("properties", {}).items():
             _walk(below, definitions, f"{key}.{name}" if key else name, allowed)
         if "properties" not in found:
-            by_type = {"boolean": [True, False], "null": [None]}.get(found.get("type", ""), [])
-            values = found.get("enum") or ([found["const"]] if "const" in found else by_type)
+            by_type: Mapping[str, list[Any]] = {"boolean": [True, False], "null": [None]}
+            values: list[Any] = found.get("enum") or (
+                [found["const"]] if "const" in found else by_type.get(found.get("type", ""), [])
+            )
             texts = [value if isinstance(value, str) else json.dumps(value) for value in values]
             allowed[key] = list(dict.fromkeys([*allowed.get(key, ()), *texts]))

@@ -73,4 +73,4 @@ def _top(module: nn.Module, path: str = "") -> list[str]:
     """The paths of the first modules with weights that stand beside others."""
     children = {name: child for name, child in module.named_children() if any(True for _ in child.parameters())}
     paths = [f"{path}.{name}" if path else name for name in children]
-    return _top(*children.values(), *paths) if len(paths) == 1 else paths
+    return _top(next(iter(children.values())), paths[0]) if len(paths) == 1 else paths

@@ -195,11 +195,11 @@ def churn_blocks(seen: Overview, asked: Asked, until: float) -> Iterator[Block]:
     """Yield how many answers differ between the seeds of a row, for the rows that are classified before ``until``."""
     rows: list[tuple[Cell, ...]] = []
     for entry in seen.entries:
-        _, *others = [run for run in entry.runs.values() if run.finished] or [None]
+        others = [run for run in entry.runs.values() if run.finished][1:]
         if others and entry.row.key in asked:
             first = asked[entry.row.key]
             try:
-                given = [first, *(answers(run, until) for run in others if run)]
+                given = [first, *(answers(run, until) for run in others)]
             except UnavailableError:
                 continue
             rows.append((entry.name, len(given), churn([one.predicted[one.finals] for one in given])))

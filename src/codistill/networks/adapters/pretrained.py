@@ -82,11 +82,9 @@ def _state_dict(name: LibraryName, in_channels: int, file: Path | None) -> dict[
     import timm
 
     # The library converts what its authors' files call otherwise, and the first layer to other numbers of channels.
-    overlay = {"pretrained_cfg_overlay": {"file": str(file)}} if file else {}
+    options: dict[str, Any] = {**name.options, **({"pretrained_cfg_overlay": {"file": str(file)}} if file else {})}
     with torch.random.fork_rng(devices=[]):
-        network = timm.create_model(
-            f"{name.model}.{name.tag}", pretrained=True, in_chans=in_channels, **name.options, **overlay
-        )
+        network = timm.create_model(f"{name.model}.{name.tag}", pretrained=True, in_chans=in_channels, **options)
     return dict(network.state_dict())
 
 
