@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import torch
 
 from codistill import Cohort, Objective, methods
+from codistill.data.augmentation import OnDevice
 from codistill.data.batches import plan_epoch
-from codistill.data.device import OnDevice
 from codistill.data.images import ImageData
 from codistill.data.load import load
 from codistill.engine.evaluate import evaluate

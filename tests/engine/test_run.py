@@ -9,8 +9,7 @@ import torch
 import yaml
 from PIL import Image
 
-from codistill.data.datasets import from_datasets
-from codistill.data.images import ImageData
+from codistill.data.images import ImageData, from_datasets
 from codistill.engine.trainer import train
 from codistill.errors import RunError
 from codistill.recipes import parse

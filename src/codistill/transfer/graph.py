@@ -157,10 +157,9 @@ class TransferGraph:
             ramp=ramp,
         )
         if not self.learners:
-            final = outline.finals[0].name
             raise ValueError(
                 f"nothing learns: no classifier of {', '.join(outline.networks)} has a label or a transfer of weight "
-                f"above 0; give at least labels={{{final!r}: 1.0}}"
+                f"above 0; give at least labels={{{outline.finals[0].name!r}: 1.0}}"
             )
 
     def __hash__(self) -> int:
@@ -238,8 +237,7 @@ class TransferGraph:
         it, and weights change linearly between ``begin`` and ``end`` (None: the graph's own, or else 0 and 1); so does
         the share, if the scale stays the same.
         """
-        graph = self._rescaled(share, scale)
-        ramp = graph.ramp
+        graph, ramp = self._rescaled(share, scale), self.ramp
         if initial_share is not None or initial_scale is not None:
             initial = self._rescaled(
                 share if initial_share is None else initial_share, scale if initial_scale is None else initial_scale
