@@ -12,8 +12,9 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from codistill.data.batches import Draws, EpochPlan
@@ -163,17 +164,17 @@ def shrink(images: ImageData, side: int | None) -> ImageData:
     """Shrink the images to ``side`` × ``side``, each pixel the mean of those it replaces; unchanged for None."""
     if side is None:
         return images
-    pool = nn.AdaptiveAvgPool2d(side)
     train, test = (
         # In parts, so that no float copy of all images exists.
-        Images(
-            torch.cat([pool(part.float()).round().to(part.dtype) for part in torch.split(one.pixels[:], 1000)]),
-            one.labels,
-        )
+        Images(torch.cat([_averaged(part, side) for part in torch.split(one.pixels[:], 1000)]), one.labels)
         for one in (images.train, images.test)
     )
     mean, std = channel_statistics(train.pixels)
     return dataclasses.replace(images, train=train, test=test, mean=mean, std=std)
+
+
+def _averaged(pixels_NCHW: Tensor, side: int) -> Tensor:
+    return F.adaptive_avg_pool2d(pixels_NCHW.float(), side).round().to(pixels_NCHW.dtype)
 
 
 def sha256(tensor: Tensor) -> str:
