@@ -1,4 +1,4 @@
-"""A run's folder: nobody else's files are touched, and only the very same training continues there."""
+"""A run's folder: other files are not touched, and only the same training continues there."""
 
 import itertools
 import json

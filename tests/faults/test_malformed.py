@@ -132,7 +132,7 @@ def damage(run: Path, file: str, keys: tuple[str | int, ...], value: object) -> 
     if path != state:
         del content[KEY]
     changed = json.dumps(put(content, keys, value))
-    if path != state:  # as somebody who means harm can
+    if path != state:  # as an attacker can
         end = LINE_END if file.endswith("jsonl") else JSON_END
         changed = with_checksum(changed.removesuffix("}").encode(), end).decode()
     path.write_text(changed)

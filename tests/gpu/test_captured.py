@@ -282,7 +282,7 @@ def test_bfloat16_is_autocasts_and_sees_restored_weights() -> None:
 
 @pytest.mark.parametrize("capture", [True, False])
 def test_the_gpus_random_numbers_are_put_back(tmp_path: Path, capture: bool) -> None:
-    """Every step seeds the device; somebody who trains in the middle of their own program does not notice."""
+    """Every step seeds the device; the random state of the program around it does not change."""
     torch.cuda.manual_seed(5)
     before = torch.cuda.get_rng_state()
     for _ in trainer.train(tiny_recipe(runtime=on_gpu(capture=capture).model_dump()), tmp_path / "run"):

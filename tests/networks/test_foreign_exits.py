@@ -21,7 +21,7 @@ def layer(in_channels: int, out_channels: int, stride: int = 1) -> nn.Module:
 
 
 class Net(nn.Module):
-    """What somebody brings along: three resolutions, functions between the modules, and a dropout by hand."""
+    """A user's module: three resolutions, functions between the modules, and a dropout by hand."""
 
     def __init__(self, classes: int = 5, in_channels: int = 3) -> None:
         super().__init__()

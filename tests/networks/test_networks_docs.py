@@ -19,7 +19,7 @@ COMMANDS = re.findall(r"^codistill .*$", TEXT, re.MULTILINE)
 
 
 def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a folder that has the files that somebody converts."""
+    """In a folder with the files that a user would convert."""
     monkeypatch.chdir(tmp_path)
     imagenet = zoo.timm.create_model("resnet18", num_classes=1000).state_dict()
     save_file(imagenet, "resnet18-imagenet.safetensors")

@@ -46,7 +46,7 @@ def evaluate(
     best: Best = False,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate the weight files of a finished run again."""
+    """Evaluate a finished run again, from its weight files."""
     from codistill.engine.evaluate import evaluate_finished
 
     with memory_explained(ON_CPU), logging_to(ConsoleHandler(console(quiet=True))):

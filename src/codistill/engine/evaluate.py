@@ -145,7 +145,7 @@ class Evaluation:
     metrics: Mapping[str, Metrics]
     """By network."""
     agreement: list[Agreement]
-    """Of every pair of networks."""
+    """One for every pair of networks."""
     differences: list[str]
     """The metrics that differ from result.json by more than the tolerance, in words."""
     damage: list[str]

@@ -197,7 +197,7 @@ class Run:
             log.info("network %r begins from %s", name, start["source"])
             if new := start["new_classifier"]:
                 classes = start["classes"], self.data.num_classes, ", ".join(new)
-                log.info("its classifier is new, as it was of %d classes and the data have %d: %s", *classes)
+                log.info("its classifier is new: the weights are for %d classes, the data have %d: %s", *classes)
 
     def _check_precision(self, precision: str) -> None:
         """Record the precision when the run begins; raises RunError if ``auto`` is another one now."""

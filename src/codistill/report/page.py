@@ -165,7 +165,7 @@ def _entry_blocks(entry: Entry, prefix: str, agreements: Agreements) -> Iterator
         if chart is not None:
             yield chart if chart.series else curves.missing_note(chart)
     if divergences is not None and len(divergences.series) > curves.FEW_TRANSFERS:
-        yield Fold(f"{prefix}-each", f"Each of the {len(divergences.series)} transfers by itself", (divergences,))
+        yield Fold(f"{prefix}-each", f"Each of the {len(divergences.series)} transfers", (divergences,))
 
 
 def _weights(entry: Entry) -> Matrix:

@@ -87,7 +87,7 @@ def differences(compared: Sequence[Comparison]) -> Chart:
     places = tuple(map(float, range(len(means))))
     series = Series("mean of the networks", places, means, low, high, colour=1)
     labels = tuple(": ".join(one.title) for one, _ in whole)
-    words = "Below 0, the first has the lower error. Whiskers are 95 % intervals, each by itself."
+    words = "Below 0, the first has the lower error. Whiskers are individual 95 % intervals."
     axes = Axis("difference", labels=labels), Axis("difference of test error", "points")
     return Chart("differences", "Differences with their intervals", *axes, (series,), words, points=True)
 
