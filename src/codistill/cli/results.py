@@ -184,8 +184,8 @@ def compare(
 ) -> None:
     """Compare runs or studies, with n, ± and differences."""
     from codistill.cli.study import print_table
-    from codistill.report.headline import headline
     from codistill.report.overview import read_overview
+    from codistill.report.sections import headline
 
     if out is not None and out.suffix not in FORMATS:
         raise unknown("format of a comparison", out.suffix or str(out), FORMATS)
