@@ -214,7 +214,7 @@ def test_without_stages_only_the_classifier_itself_learns_and_the_log_says_so(ca
     assert list(Cohort({"mine": flat}, 5)(IMAGES)) == ["mine/final"]
     (record,) = caplog.records
     assert record.getMessage().startswith(
-        "network 'mine': no stages found to hang heads at, so only its own classifier"
+        "network 'mine': no stages found to attach heads at, so only its own classifier"
     )
     with pytest.raises(ValueError, match="network 'mine': it has no module 'c2' that runs"):
         Cohort({"mine": flat}, 5, exits=["c2"])
