@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -43,6 +44,18 @@ def test_a_key_and_its_allowed_values() -> None:
     assert "timm:" in completed("train", "quickstart", "networks.b", "=", shell="bash")
     assert completed("train", "quickstart", "nothing") == []
     assert "method=" in completed("train", "no-recipe", "m")
+
+
+def test_a_study_in_a_file_is_completed_too(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("title: t\nrecipe: quickstart\nseeds: [1]\nrows: {one: {method: dml}, two: {method: dcm}}\n")
+    assert completed("study", str(file), "--methods", "d") == ["dml", "dcm"]
+    assert completed("study", str(file), "networks.") == ["networks.a=", "networks.b="]
+    assert completed("study", str(tmp_path / "none.yaml"), "--methods", "d") == []
+
+
+def test_what_is_frozen_is_given_by_network() -> None:
+    assert completed("train", "quickstart", "freeze") == ["freeze.a=", "freeze.b="]
 
 
 def test_every_offered_key_is_one_of_recipes_and_every_value_is_accepted() -> None:

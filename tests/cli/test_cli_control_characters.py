@@ -11,7 +11,7 @@ from codistill.export.export import code, export_network
 from codistill.recipes.sections import Length
 from codistill.runs.seal import write_sealed
 from support.cli import TINY, call
-from support.runs import train
+from support.runs import accept_descriptions, train
 from support.tiny import tiny_recipe
 
 ESC = "\x1b]0;owned\x07"
@@ -60,6 +60,7 @@ def test_the_environment_in_a_model_card(tmp_path: Path) -> None:
     image = "<img src=x onerror=alert(1)>"
     facts = {**json.loads(file.read_text()), "codistill": image, "torch": f"x\n\n# Heading {ESC}"}
     write_sealed(file, facts)
+    accept_descriptions(run)
     card = (export_network(run, "a", "safetensors", tmp_path / "out").model.parent / "MODEL_CARD.md").read_text()
     assert f"codistill `{image}`, torch `x # Heading" in card
     assert "\x1b" not in card

@@ -1,6 +1,7 @@
 """What is shown while a training runs, on a terminal and elsewhere."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from codistill.cli.terminal import Lines, LiveTable, best_errors, console, duration
+from codistill.cli.terminal import Lines, LiveTable, TimeLimit, best_errors, console, duration
 from codistill.engine.evaluate import Metrics
 from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.engine.trainer import Progress
@@ -133,3 +134,31 @@ def test_no_color_means_no_colours(
     monkeypatch.setenv("NO_COLOR", no_color)
     console().print("red", style="red")
     assert ("\x1b[31m" in capsys.readouterr().out) is codes
+
+
+@pytest.mark.parametrize(
+    ("half_until", "limit_s", "words"),
+    [
+        (0.0, 79.0, "about 0:01:20 without tests, and --within is 0:01:19"),
+        (0.0, 81.0, ""),
+        # Two epochs at a quarter of a step's two seconds: 10 s, and 40 s for the others.
+        (0.5, 49.0, "about 0:00:50 without tests, and --within is 0:00:49"),
+        (0.5, 51.0, ""),
+    ],
+)
+def test_a_limit_that_the_pace_does_not_keep_is_said_at_the_start(
+    half_until: float, limit_s: float, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    timetable, now, beats = replace(TIMETABLE, half_until=half_until), [0.0], []
+    limit = TimeLimit(limit_s, lambda position, _: beats.append(position), clock=lambda: now[0])
+    said_at: list[float] = []
+    for epoch in range(4):
+        for step in range(1, 11):
+            now[0] += 0.5 if epoch < 4 * half_until else 2.0
+            limit(Position(epoch, step), timetable)
+            said_at += [now[0]] * (len(caplog.messages) - len(said_at))
+    assert now == [80.0 - 60.0 * half_until]
+    assert len(beats) == timetable.steps
+    assert len(caplog.messages) == bool(words)
+    assert words in caplog.text
+    assert all(at <= 12 for at in said_at)

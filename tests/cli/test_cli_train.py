@@ -1,5 +1,6 @@
 """Training from the command line: what it prints and leaves behind, how it stops and continues."""
 
+import itertools
 import json
 import logging
 import os
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from codistill.cli.terminal import Lines
+from codistill.cli.terminal import Lines, TimeLimit
 from codistill.cli.train import default_folder
 from codistill.engine import checks, trainer
 from codistill.engine.schedule import Position, TrainingSchedule
@@ -180,7 +182,7 @@ def test_before_the_first_step_a_signal_ends_it_at_once(
         went_on.append(True)
         raise ValueError("was not stopped")
 
-    monkeypatch.setattr(checks, "load", read_slowly)
+    monkeypatch.setattr(checks, "load_for", read_slowly)
     result = codistill("train", *TINY, "--out", "run")
     assert (result.exit_code, result.stderr, went_on) == (75, "", [])
     assert result.stdout.splitlines()[-2:] == [
@@ -195,17 +197,31 @@ def test_a_stop_during_training_says_that_all_is_saved(codistill: Codistill, mon
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(Lines, "heartbeat", stop_in_the_second_epoch)
-    result = codistill("train", *TINY, "--out", "run")
+    result = codistill("train", *TINY, "--within", "12.5", "--out", "run")
     assert result.exit_code == 75
-    assert "Stopped; everything is saved. Continue with the same command:" in result.stdout.splitlines()
+    assert result.stdout.splitlines()[-2:] == [
+        "Stopped; everything is saved. Continue with the same command:",
+        "  " + shlex.join(["codistill", "train", *TINY, "--out", "run", "--within=12.5"]),
+    ]
+
+
+def test_a_training_that_takes_longer_than_asked_is_warned_of_and_goes_on(
+    codistill: Codistill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_second_each = partial(TimeLimit, clock=partial(next, itertools.count()))
+    monkeypatch.setattr("codistill.cli.train.TimeLimit", a_second_each)
+    result = codistill("train", *TINY, "length.epochs=2", "batch_size=2", "--within", "0.1", "--out", "run")
+    assert result.exit_code == 0
+    assert "warning: at this pace it takes about 0:00:20 without tests, and --within is 0:00:06" in result.stderr
+    assert "and --within is 0:00:06" in (Path("run") / "train.log").read_text()
 
 
 def test_a_save_that_was_cut_is_no_checkpoint(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     assert not run.has_checkpoint()
-    (run.checkpoints / ".tmp-000000001").mkdir(parents=True)
+    (run.checkpoints / ".tmp-step-00000001").mkdir(parents=True)
     assert not run.has_checkpoint()
-    (run.checkpoints / "000000001").mkdir()
+    (run.checkpoints / "step-00000001").mkdir()
     assert run.has_checkpoint()
 
 
@@ -235,7 +251,9 @@ def test_evaluate_gives_what_the_result_says(finished: Any, codistill: Codistill
     result = codistill("evaluate", finished.folder)
     assert result.exit_code == 0, result.stderr
     assert "Equal to result.json." in result.stdout
-    assert {name: [*cells, *rows(finished.stdout)[name][4:]] for name, cells in rows(result.stdout).items()} == rows(
+    errors, _, agreement = result.stdout.partition("same answer %")
+    assert agreement
+    assert {name: [*cells, *rows(finished.stdout)[name][4:]] for name, cells in rows(errors).items()} == rows(
         finished.stdout
     )
     measured = json.loads(codistill("evaluate", finished.folder, "--json").stdout)

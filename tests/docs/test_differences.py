@@ -111,3 +111,8 @@ def test_how_architectures_are_read() -> None:
     (exit_before,) = [place for place in architecture("densenet-40-12").exits if place.name == "stage1"]
     assert exit_before.channels == 16 + 12 * 12
     assert exit_before.stride == 1, "before the transition"
+    for name in ("resnet-164", "densenet-40-12", "wrn-16-1"):
+        last = list(architecture(name).head("stage2", "paper", 10).modules())[-5:]
+        assert [type(part).__name__ for part in last[:3]] == ["BatchNorm2d", "ReLU", "AdaptiveAvgPool2d"]
+    for name, halves in (("densenet-40-12", ("12 × 36", "12 × 18")), ("resnet-164", ("18 × 512", "18 × 256"))):
+        assert tuple(architecture(name).describe_head("stage2", kind) for kind in ("paper", "narrow")) == halves

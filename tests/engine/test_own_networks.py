@@ -192,6 +192,26 @@ def test_a_frozen_module_teaches_with_the_weights_it_has(tmp_path: Path) -> None
     assert all(tensor.equal(module.state_dict()[key]) for key, tensor in shipped.items())
 
 
+def test_what_is_frozen_in_a_module_stays_as_it_is(tmp_path: Path) -> None:
+    """Weights and running statistics, as those that the recipe freezes."""
+    module = own()
+    module.block1.requires_grad_(False)
+    before = {key: tensor.clone() for key, tensor in module.state_dict().items()}
+    list(train(recipe(), tmp_path / "run", networks={"b": module}))
+    after = load_file(tmp_path / "run" / "weights" / "b.safetensors")
+    kept = {key for key, tensor in after.items() if tensor.equal(before[key])}
+    assert kept == {key for key in before if key.startswith("block1.")}
+
+
+def test_freezing_up_to_a_module_without_weights_is_refused_in_one_line(tmp_path: Path) -> None:
+    network = nn.Sequential(
+        block(1, 4), nn.MaxPool2d(2), block(4, 8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)
+    )
+    frozen = recipe(networks={"a": "wrn-10-1", "b": "own@1"}, freeze={"b": "c2"})
+    with pytest.raises(ValueError, match="freeze: the module at the exit c2 has no weights"):
+        list(train(frozen, tmp_path / "run", networks={"b": network}))
+
+
 def test_a_graph_with_a_ramp_survives_the_file() -> None:
     base = tiniest_recipe()
     early = TransferGraph(base.outline, {"a/final": 1.0, "b/final": 1.0})

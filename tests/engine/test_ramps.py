@@ -40,3 +40,13 @@ def test_the_methods_own_share_changes_no_bit_and_another_does(tmp_path: Path) -
     runs = {name: train(tiniest_recipe(transfer=change), tmp_path / name) for name, change in changes.items()}
     found = {name: checksums(run) for name, run in runs.items()}
     assert found["typed"] == found["own"] != found["other"]
+
+
+def test_reweighted_edges_keep_their_proportion_from_the_beginning() -> None:
+    """An edge of weight 0 is no edge at any time, also where labels alone teach at first."""
+    edges = {"labels->a/stage2": 0.5, "labels->b/stage2": 0.0, "b/final->a/final": 0.0, "b/stage2->a/final": 0.25}
+    graph = tiniest_recipe(method="mutual", edges=edges).graph
+    for progress in (0.0, 0.5, 1.0):
+        weights = graph.at(progress).weights
+        assert [weights.get(edge, 0.0) for edge in edges] == [0.5, 0.0, 0.0, 0.25 * progress]
+    assert not {"labels->b/stage2", "b/final->a/final"} & graph.weights.keys()

@@ -245,3 +245,12 @@ def test_a_training_is_long_by_its_weights_and_its_images(monkeypatch: pytest.Mo
     for limit, is_long in {product: True, product + 1: False}.items():
         monkeypatch.setattr("codistill.engine.state.LONG", limit)
         assert training.is_long is is_long
+
+
+def test_images_of_half_the_side_count_as_a_quarter_of_the_work() -> None:
+    schedule = TrainingSchedule(epochs=100, images=1000, batch_size=64, accumulate=1, seed=0, half_until=0.07)
+    half_size = [schedule.context(Position(epoch)).half_size for epoch in range(100)]
+    assert half_size == [True] * 7 + [False] * 93, "0.07 * 100 is a little more than 7"
+    for position, done in ((Position(), 0), (Position(7), 1750), (Position(7, 1), 1814), (Position(100), 94_750)):
+        assert schedule.work_done(position) == done
+        assert schedule.work_left(position) == 94_750 - done

@@ -57,6 +57,32 @@ def test_names_of_data_parallel_are_read_in_safetensors_too(tmp_path: Path) -> N
     assert same(read_tensors(network(), tmp_path / "weights.safetensors", "a"), state)
 
 
+def test_files_without_the_counters_of_batch_norms_are_read() -> None:
+    """Such as torchvision's: torch before 0.4.1 had none."""
+    given = {name: tensor for name, tensor in network().state_dict().items() if "num_batches" not in name}
+    assert len(given) < len(network().state_dict())
+    learner = architecture("wrn-10-1").backbone(10)
+    assert load_but_classifier(learner, given, "the weights") == []
+    assert all(learner.state_dict()[name].equal(tensor) for name, tensor in given.items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.complex64])
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_types_that_lose_values_are_named(dtype: torch.dtype, suffix: str, tmp_path: Path) -> None:
+    state = network().state_dict()
+    first, file = next(iter(state)), tmp_path / f"weights{suffix}"
+    state[first] = state[first].to(dtype)
+    (torch.save if suffix == ".pth" else save_file)(dict(state), file)
+    with pytest.raises(ValueError, match=f"network 'a': '{first}' in .* is of {dtype}; give the weights"):
+        read_tensors(network(), file, "a")
+
+
+def test_tensors_without_values_are_named(tmp_path: Path) -> None:
+    torch.save({"conv.weight": torch.empty(2, device="meta")}, tmp_path / "weights.pth")
+    with pytest.raises(ValueError, match=r"'conv.weight' in .* is without values; give the weights"):
+        read_tensors(network(), tmp_path / "weights.pth", "a")
+
+
 class Evil:
     def __init__(self, command: str) -> None:
         self.command = command

@@ -123,7 +123,7 @@ def test_running_it_again_in_the_backward_pass_changes_nothing(name: str) -> Non
 def test_images_of_another_size_are_refused_with_what_to_type() -> None:
     network = member("timm:vit_tiny_patch16_224:img_size=32,patch_size=8")
     for run in (network, network.backbone):
-        with pytest.raises(ValueError, match=r"only images of 32×32, and these are 64×64; .* data\.image_size=32"):
+        with pytest.raises(ValueError, match=r"takes images of 32×32, and not of 64×64; .* data\.image_size=32"):
             run(images(64))
 
 

@@ -75,7 +75,7 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "deeper.safetensors"
     save_file(zoo.timm.create_model("resnet18", num_classes=10, in_chans=1).state_dict(), file)
     for path, said in (
-        (file, r"the weights in .* do not fit the network: 6 tensors are missing, such as 'conv1\.0"),
+        (file, r"the weights in .* do not fit the network: 28 tensors are missing, such as 'conv1\.0"),
         (tmp_path, r"is a folder; give the weight file in it"),
         (tmp_path / "none", r"there is no file .*none; give a safetensors or \.pth file of its weights"),
     ):
@@ -86,7 +86,7 @@ def test_a_file_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 def test_images_that_a_network_does_not_take_stop_the_training(tmp_path: Path) -> None:
     described = recipe(networks={"a": "timm:vit_tiny_patch16_224:img_size=32,patch_size=8"}, method="independent")
-    said = r"only images of 32×32, and these are 28×28; resize them with data.image_size=32 augment.crop=32, or"
+    said = r"takes images of 32×32, and not of 28×28; resize them with data.image_size=32 augment.crop=32, or"
     with pytest.raises(ValueError, match=said):
         train(described, tmp_path / "run")
 

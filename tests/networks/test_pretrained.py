@@ -1,5 +1,6 @@
 """Names with the tag of pretrained weights: from the library's cache, downloaded only on request, not needed again."""
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,14 @@ from safetensors.torch import load_file
 from codistill.data.load import load_for
 from codistill.engine.runtime import prepare
 from codistill.engine.state import Training, prepare_training
+from codistill.engine.weight_files import load_but_classifier
 from codistill.export.formats import read_weights
 from codistill.networks.adapters import pretrained
 from codistill.networks.families import architecture
 from codistill.recipes.errors import RecipeError
 from codistill.recipes.schema import Recipe
 from codistill.runs.folder import RunFolder
+from codistill.runs.weights import load_strictly
 from support import zoo
 from support.cli import call
 from support.hub import put_into_hub, timm_weights
@@ -172,6 +175,67 @@ def test_torchvisions_weights_come_from_torchs_cache(tmp_path: Path) -> None:
     assert found == file
     assert all(weights[key].equal(tensor) for key, tensor in given.items())
     assert pretrained.input_statistics(name) == IMAGENET
+
+
+@pytest.mark.parametrize(
+    ("model", "renamed", "auxiliary"),
+    [
+        ("resnet18", (), ()),
+        ("densenet121", [(r"\1.\2", r"(denselayer\d+\.(?:norm|conv))([12]\.)")], ()),
+        ("vit_b_32", [("mlp.linear_1.", r"mlp\.0\."), ("mlp.linear_2.", r"mlp\.3\.")], ()),
+        ("googlenet", (), ("aux1.", "aux2.")),
+        ("mnasnet0_5", (), ()),
+    ],
+)
+def test_torchvisions_files_are_read_as_they_are(
+    model: str, renamed: list[tuple[str, str]], auxiliary: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Its oldest ones have no counters of batch norms; some have heads, or names from before a module was rewritten."""
+    name = f"torchvision:{model}.IMAGENET1K_V1"
+    models, options = zoo.torchvision.models, {"aux_logits": True, "init_weights": False} if auxiliary else {}
+    network = models.get_model(model, weights=None, **options)
+    given, old = network.state_dict(), network.state_dict()
+    file = tmp_path / "torch/hub/checkpoints" / models.get_model_weights(model).IMAGENET1K_V1.url.rpartition("/")[2]
+    file.parent.mkdir(parents=True)
+    for key in given:  # in place, because the dictionary has the versions of the modules
+        tensor, new = old.pop(key), key
+        for written, now in renamed:
+            new = re.sub(now, written, new)
+        old |= {} if model == "resnet18" and "num_batches" in key else {new: tensor}
+    if model == "vit_b_32":
+        del old._metadata
+    torch.save(old, file)
+    backbone = architecture(name).backbone(10)
+    new_classifier = load_but_classifier(backbone, pretrained.pretrained_weights(name, 3)[1], name)
+    assert len(new_classifier) == 2
+    kept = {key: tensor for key, tensor in given.items() if not key.startswith((*auxiliary, *new_classifier))}
+    own = backbone.state_dict()
+    assert own.keys() == kept.keys() | set(new_classifier)
+    assert all(own[key].equal(tensor) for key, tensor in kept.items())
+    load_strictly(architecture(name).backbone(10), dict(own), name)  # as a run's weight file is
+
+
+def test_weights_from_tensorflow_see_images_normalised_as_theirs() -> None:
+    name = "torchvision:googlenet"
+    for one, transforms in ((name, False), (f"{name}.IMAGENET1K_V1", True)):
+        network: Any = architecture(one).backbone(10).classifier
+        assert network.transform_input is transforms
+
+
+def test_a_damaged_file_of_the_cache_is_named(caches: Path) -> None:
+    file = put_into_hub(caches, "test_resnet.r160_in1k", timm_weights("test_resnet"))
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(ValueError, match=r"model.safetensors, which has the weights r160_in1k of .* cannot be read"):
+        pretrained.pretrained_weights(RESNET, 1)
+
+
+def test_pickles_of_the_cache_are_not_run(caches: Path) -> None:
+    """Whatever timm does with them: its older versions unpickle anything."""
+    file = put_into_hub(caches, "test_resnet.r160_in1k", {})
+    torch.save({"conv1.weight": re.compile("code")}, file.with_name("pytorch_model.bin"))
+    file.unlink()
+    with pytest.raises(ValueError, match=r"pytorch_model.bin, .*cannot be read \(Weights only load failed"):
+        pretrained.pretrained_weights(RESNET, 1)
 
 
 def test_networks_without_a_configuration_are_named() -> None:

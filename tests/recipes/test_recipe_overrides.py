@@ -123,7 +123,7 @@ BAD = {
     ),
     "begins with nothing": (
         ["transfer.share=0.5", "transfer.begin=0.5"],
-        "command line: transfer.begin: begin and end are those of a ramp; give an initial_share too",
+        "command line: transfer.begin: begin and end are those of a ramp; give an initial share too",
     ),
     "half of an odd side": (["data.image_size=13", "augment.half_until=0.2"], "augment.half_until: halves the side of"),
     "a hole larger than images": (["augment.cutout=15"], "augment.cutout: 15 is more than the 14 pixels"),

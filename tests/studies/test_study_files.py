@@ -145,6 +145,13 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"start_from": {"together": {"a": "alone/x"}}},
         "start_from.together.a: unknown network of row alone 'x'; Allowed: a, b",
     ),
+    "two starts": (
+        {
+            "rows": {"x": {"method": "independent"}, "y": {"method": "independent", "start": {"a": "w.pth"}}},
+            "start_from": {"y": {"a": "x/a"}},
+        },
+        "start_from.y.a: rows.y has start.a too; leave out one of them",
+    ),
     "start for no network": ({"start_from": {"together": {"x": "alone/a"}}}, "start.x: unknown network 'x'"),
     "too many": ({"sweep": {f"k{i}": [0] * 99 for i in range(40)}}, "sweep: more than 200 rows and combinations"),
     "unknown recipe": ({"recipe": "quickstrt"}, "recipe: unknown recipe 'quickstrt'; did you mean 'quickstart'?"),

@@ -12,9 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from codistill.recipes import parse
-from codistill.runs.seal import write_sealed
 from codistill.studies.runner import Command, train_command
-from support.synthetic import FINISH
+from support.synthetic import FINISH, fill
 
 # argv: the socket.
 SERVER = """
@@ -85,7 +84,8 @@ def first_of_each_kind(train: Command) -> Command:
     trained: dict[str, Path] = {}
 
     def command(recipe_file: Path, run: Path) -> Sequence[str]:
-        recipe = parse.load(recipe_file).model_dump(mode="json")
+        parsed = parse.load(recipe_file)
+        recipe = parsed.model_dump(mode="json")
         settings = {key: value for key, value in recipe.items() if key not in NOT_OF_A_KIND}
         kind = json.dumps([list(recipe["networks"]), settings], sort_keys=True)
         done = trained.setdefault(kind, run) / "result.json"
@@ -94,9 +94,8 @@ def first_of_each_kind(train: Command) -> Command:
         result = {**json.loads(done.read_text()), "recipe": recipe}
         for name, network in recipe["networks"].items():
             result["networks"][name]["network"] = network
-        copy = run.with_name(f"{run.name}.copied.json")
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        write_sealed(copy, result, sort_keys=False)
+        copy = run.parents[1] / "copied" / run.name
+        fill(copy, parsed, result)
         return [sys.executable, "-S", "-E", "-c", FINISH, str(recipe_file), str(run), str(copy)]
 
     return command

@@ -33,7 +33,7 @@ def plain(name: str, num_classes: int = CLASSES) -> nn.Module:
     options: Any = parse(name).options
     build = zoo.timm.create_model if options["library"] == "timm" else zoo.torchvision.models.get_model
     more = dict(options["options"])
-    if options["model"] in {"googlenet", "inception_v3"}:
+    if options["library"] == "torchvision" and options["model"] in {"googlenet", "inception_v3"}:
         more |= {"aux_logits": False, "init_weights": True}
     network: nn.Module = build(options["model"], num_classes=num_classes, **more)
     return network

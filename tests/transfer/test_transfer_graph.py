@@ -120,7 +120,7 @@ BAD_GRAPHS = {
     r"unknown classifier 'a/finl'; did you mean 'a/final'": lambda: TransferGraph(FINALS, {}, [("a/finl", "b/final")]),
     r"unknown classifier ''": lambda: TransferGraph(FINALS, {}, [("", "b/final")]),
     r"unknown classifier 'None'": lambda: TransferGraph(FINALS, {}, [("a/final", None)]),  # type: ignore[list-item]
-    r"is not a transfer; write Transfer\(source, learner, weight\)": lambda: TransferGraph(
+    r"is not a transfer; write Transfer\(source, learner\)": lambda: TransferGraph(
         FINALS,
         {},
         [("a/final",)],  # type: ignore[list-item]

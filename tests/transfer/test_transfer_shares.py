@@ -176,7 +176,7 @@ BAD = {
     ),
     r"ramp from begin=0.0 to end=2": lambda: GRAPH.with_share(initial_share=0, end=2),
     r"ramp from begin=nan to end=1.0": lambda: GRAPH.with_share(initial_share=0, begin=math.nan),
-    r"begin and end are those of a ramp; give an initial_share too": lambda: GRAPH.with_share(0.5, end=0.5),
+    r"begin and end are those of a ramp; give an initial share too": lambda: GRAPH.with_share(0.5, end=0.5),
     r"unknown classifier": lambda: methods.dml(Outline(dict.fromkeys("xy", EXITS))).replace(ramp=Ramp(GRAPH)),
 }
 

@@ -14,11 +14,11 @@ from codistill import recipes
 from codistill.networks.adapters.naming import LIBRARIES
 from codistill.networks.families import EXAMPLES
 from codistill.recipes.parse import SUFFIXES, draft_of, read
-from codistill.studies import catalogue
+from codistill.studies.files import resolve
 from codistill.transfer import methods
 
 NETWORKS = (*EXAMPLES, *(f"{library}:" for library in LIBRARIES))
-BY_NETWORK = ("start", "optimizer.lr_of", "optimizer.weight_decay_of", "optimizer.clip_norm_of")
+BY_NETWORK = ("start", "freeze", "optimizer.lr_of", "optimizer.weight_decay_of", "optimizer.clip_norm_of")
 
 Completion = Callable[[typer.Context, str], list[str]]
 
@@ -56,10 +56,11 @@ def complete_in_study(what: str) -> Completion:
     def complete_list(ctx: typer.Context, incomplete: str) -> list[str]:
         # Behind an option that still lacks its value, the words before it are not assigned to parameters yet.
         study = ctx.params.get("name") or next(iter(ctx.args), "")
-        if study not in catalogue.NAMES:
+        try:
+            rows = resolve(study).rows
+        except ValueError:
             return []
         done, comma, begun = incomplete.rpartition(",")
-        rows = catalogue.get(study).rows
         names = [row.key if what == "key" else row.resolve().method for row in rows]
         return [f"{done}{comma}{name}" for name in _begun(dict.fromkeys(names), begun)]
 
@@ -75,7 +76,7 @@ def _values_of_recipe(given: Mapping[str, Any]) -> dict[str, Any]:
     source, study = given.get("source") or "", given.get("name")
     try:
         if study:
-            found: Mapping[str, Any] = catalogue.get(study).rows[0].resolve().model_dump(mode="json")
+            found: Mapping[str, Any] = resolve(study).rows[0].resolve().model_dump(mode="json")
         else:
             found = (read(source) if PurePath(source).suffix in SUFFIXES else draft_of(source)).values
     except ValueError:

@@ -4,8 +4,10 @@ A step must never wait for a display, so ``heartbeat``, which is called after ev
 """
 
 import logging
+import math
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +22,7 @@ from rich.text import Text
 
 from codistill.cli.completion import complete, complete_changes
 from codistill.errors import number, printable
+from codistill.log import log
 from codistill.recipes import NAMES
 from codistill.recipes.schema import Recipe
 
@@ -240,6 +243,40 @@ class LiveTable:
 
 Display = Lines | LiveTable
 """``heartbeat`` is called after every step, ``show`` after every evaluation."""
+
+
+Heartbeat = Callable[["Position", "TrainingSchedule"], None]
+
+
+class TimeLimit:
+    """A heartbeat that warns once, near the start, that the training will take longer than ``limit_s``.
+
+    It measures the pace for 20 s, or for a tenth of a short limit; the first quarter of that does not count, because
+    steps are queued for a GPU faster than it runs them. Evaluations are left out.
+    """
+
+    def __init__(self, limit_s: float, heartbeat: Heartbeat, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limit_s, self.heartbeat, self.clock = limit_s, heartbeat, clock
+        self.opened_at = clock()
+        self.first_at = self.begins_at = self.ends_at = math.inf
+        self.done_before = 0.0
+
+    def __call__(self, position: "Position", schedule: "TrainingSchedule") -> None:
+        self.heartbeat(position, schedule)
+        now, done, window_s = self.clock(), schedule.work_done(position), min(20.0, self.limit_s / 10)
+        self.first_at = min(self.first_at, now)  # what came before it, reading and compiling, happens once
+        if self.ends_at < math.inf or now < self.first_at + window_s / 4:
+            return
+        if self.begins_at == math.inf:
+            self.begins_at, self.done_before = now, done
+        elif now >= self.first_at + window_s:
+            self.ends_at = now
+            left_s = schedule.work_left(position) * (now - self.begins_at) / (done - self.done_before)
+            if (whole_s := now - self.opened_at + left_s) > self.limit_s:
+                asked = duration(self.limit_s)
+                log.warning(
+                    "at this pace it takes about %s without tests, and --within is %s", duration(whole_s), asked
+                )
 
 
 class ConsoleHandler(logging.Handler):

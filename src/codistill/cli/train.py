@@ -19,9 +19,11 @@ from codistill.cli.terminal import (
     Changes,
     ConsoleHandler,
     Display,
+    Heartbeat,
     Lines,
     LiveTable,
     Source,
+    TimeLimit,
     console,
     describe_error,
     duration,
@@ -78,6 +80,10 @@ def train(
         bool,
         typer.Option("--download", help="Download pretrained weights that are named by a tag, if missing."),
     ] = False,
+    within: Annotated[
+        float | None,
+        typer.Option(min=0.1, metavar="MINUTES", help="Warn at the start if the device's pace needs longer."),
+    ] = None,
     track: Annotated[
         list[str] | None,
         typer.Option(
@@ -112,7 +118,7 @@ def train(
         recipe = recipes.resolve(source, changes)
         if download:  # each host has a cache of its own
             download_weights(recipe)
-        return train_as_rank(recipe, out or default_folder(recipe), options, quiet=quiet, trackers=trackers)
+        return train_as_rank(recipe, out or default_folder(recipe), options, within, quiet=quiet, trackers=trackers)
     if options.nproc in (None, 1) and (given := options.layout.arguments):
         raise ValueError(f"{given[0]} needs several processes; add --nproc N, or use torchrun")
     check_trackers(trackers)
@@ -122,10 +128,14 @@ def train(
     folder = out or default_folder(recipe)
     if download and not RunFolder(folder).has_checkpoint():  # which has the weights of a training that has begun
         download_weights(recipe)
-    flags = [*(["--quiet"] if quiet else []), *(f"--track={name}" for name in trackers)]
+    flags = [
+        *(["--quiet"] if quiet else []),
+        *([f"--within={within:g}"] if within else []),
+        *(f"--track={name}" for name in trackers),
+    ]
     arguments = ["train", source, *changes, "--out", str(folder), *flags]
     if options.nproc is None or options.nproc == 1:
-        drive(recipe, folder, screen, trackers)
+        drive(recipe, folder, screen, trackers, within)
     else:
         check_request(recipe, options.nproc, options.layout)
         if RunFolder(folder).is_finished(recipe):
@@ -149,21 +159,21 @@ def download_weights(recipe: Recipe) -> None:
             fetch(network)
 
 
-def drive(recipe: Recipe, folder: Path, screen: Console, trackers: Sequence[str]) -> None:
+def drive(recipe: Recipe, folder: Path, screen: Console, trackers: Sequence[str], within: float | None = None) -> None:
     """Train in this process and display the progress, until the end or a signal."""
     with StopRequest() as stop, suppress(StoppedEarlyError):
         from codistill.engine import trainer
 
-        with displayed(recipe, folder, screen, trackers, stop) as (shown, show):
-            for progress in trainer.train(recipe, folder, stop=stop, heartbeat=shown.heartbeat):
+        with displayed(recipe, folder, screen, trackers, stop, within) as (heartbeat, show):
+            for progress in trainer.train(recipe, folder, stop=stop, heartbeat=heartbeat):
                 show(progress)
 
 
 @contextmanager
 def displayed(
-    recipe: Recipe, folder: Path, screen: Console, trackers: Sequence[str], stop: StopRequest
-) -> "Iterator[tuple[Display, Callable[[Progress], None]]]":
-    """Yield the display of a training, and what to call after each evaluation."""
+    recipe: Recipe, folder: Path, screen: Console, trackers: Sequence[str], stop: StopRequest, within: float | None
+) -> "Iterator[tuple[Heartbeat, Callable[[Progress], None]]]":
+    """Yield what to call after every step of a training, and what after each evaluation, to display it."""
     with (
         logging_to(ConsoleHandler(screen)),
         display(recipe, folder, screen, stop) as shown,
@@ -175,7 +185,7 @@ def displayed(
             shown.show(progress)
             sink.flush()
 
-        yield shown, show
+        yield (TimeLimit(60 * within, shown.heartbeat) if within else shown.heartbeat), show
 
 
 def launch_ranks(command: Sequence[str], options: LaunchOptions, screen: Console) -> int:
@@ -185,7 +195,15 @@ def launch_ranks(command: Sequence[str], options: LaunchOptions, screen: Console
         return launch(command, options.nproc or 1, options.restarts, stop)
 
 
-def train_as_rank(recipe: Recipe, folder: Path, options: LaunchOptions, *, quiet: bool, trackers: Sequence[str]) -> int:
+def train_as_rank(
+    recipe: Recipe,
+    folder: Path,
+    options: LaunchOptions,
+    within: float | None,
+    *,
+    quiet: bool,
+    trackers: Sequence[str],
+) -> int:
     """Train as one rank; rank 0 prints the progress, and a rank that fails its own message.
 
     A stop returns 0 as well: launchers take every other exit code for a failure and restart.
@@ -197,9 +215,9 @@ def train_as_rank(recipe: Recipe, folder: Path, options: LaunchOptions, *, quiet
     with logging_to(ConsoleHandler(console(quiet=True))):
         world = join(options.timeout_s)
     screen = console(quiet=quiet or not world.is_root)
-    own_trackers = trackers if world.is_root else ()
+    own_trackers, within = (trackers, within) if world.is_root else ((), None)
     try:
-        with StopRequest() as stop, displayed(recipe, folder, screen, own_trackers, stop) as (shown, show):
+        with StopRequest() as stop, displayed(recipe, folder, screen, own_trackers, stop, within) as (beat, show):
             stop()  # from now on a signal does not end this process: the other ranks would wait for it
             train_rank(
                 recipe,
@@ -207,7 +225,7 @@ def train_as_rank(recipe: Recipe, folder: Path, options: LaunchOptions, *, quiet
                 world,
                 request=options.layout,
                 stop=stop,
-                heartbeat=shown.heartbeat,
+                heartbeat=beat,
                 show=show,
             )
             world.shutdown()

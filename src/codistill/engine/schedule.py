@@ -72,6 +72,20 @@ class TrainingSchedule:
     def images_seen(self, position: Position) -> int:
         return position.epoch * self.images + min(position.step * self.batch_size, self.images)
 
+    @property
+    def half_size_epochs(self) -> int:
+        """The number of first epochs whose images have half their side."""
+        # Rounded, because 0.07 * 100 is 7.000000000000001, and the eighth epoch is not meant.
+        return math.ceil(round(self.half_until * self.epochs, 6))
+
+    def work_done(self, position: Position) -> float:
+        """The images seen, in images of full size: one of half the side costs a quarter of it."""
+        seen = self.images_seen(position)
+        return seen - 0.75 * min(seen, self.half_size_epochs * self.images)
+
+    def work_left(self, position: Position) -> float:
+        return self.work_done(Position(self.epochs)) - self.work_done(position)
+
     def _images_in(self, first_step: int, last_step: int) -> int:
         return min((last_step + 1) * self.batch_size, self.images) - first_step * self.batch_size
 
@@ -88,5 +102,5 @@ class TrainingSchedule:
             share_of_update=images / self._images_in(first_of_update, last_of_update),
             begins_update=position.step == first_of_update,
             updates=position.step == last_of_update,
-            half_size=position.epoch < self.half_until * self.epochs,
+            half_size=position.epoch < self.half_size_epochs,
         )

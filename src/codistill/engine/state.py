@@ -136,7 +136,7 @@ class Training:
         learns = self.recipe.graph.learning_networks
         for name, member in self.cohort.members.items():
             member.train(learning and name in learns)
-            for module in member.modules() if name in self.recipe.freeze else ():
+            for module in member.modules():
                 if is_frozen(module):
                     module.eval()
 
@@ -193,7 +193,8 @@ def prepare_training(
     for name, member in cohort.members.items():
         if begins and (start := begin(member.backbone, recipe, name, data.channels)):
             starts[name] = start
-        member.requires_grad_(name in graph.learning_networks)
+        if name not in graph.learning_networks:
+            member.requires_grad_(False)  # and not True for others: of a user's own module, some weights may be frozen
         if name in recipe.freeze:
             freeze(member.backbone, recipe.freeze[name])
         member.backbone.recomputes = recipe.runtime.activation_checkpointing

@@ -196,7 +196,6 @@ def conclude_epoch(
     run.record(position.epoch, {**learned, "skipped": training.health.skipped()}, metrics)
     if training.recipe.checkpoints.best:
         run.save_if_best(training, position, schedule)
-    done = schedule.steps_taken(position)
     return Progress(
         epoch=position.epoch,
         epochs=schedule.epochs,
@@ -205,7 +204,7 @@ def conclude_epoch(
         terms=learned["terms"],
         images_per_s=schedule.images_seen(position) / run.elapsed_s,
         elapsed_s=run.elapsed_s,
-        remaining_s=run.elapsed_s / done * (schedule.steps - done),
+        remaining_s=run.elapsed_s / schedule.work_done(position) * schedule.work_left(position),
         predict=partial(predict, training),
     )
 

@@ -29,6 +29,10 @@ WRAPPERS = ("state_dict", "model")
 MOST_CLASSES = 2**15
 """More than any weight file's classifier has; ImageNet-21k has 21,843 classes."""
 SAVE = "save the weights alone: torch.save(model.state_dict(), FILE)"
+COUNTER = "num_batches_tracked"
+"""The tensor of batch norms that files from before torch 0.4.1 lack; no result depends on it."""
+DTYPES = torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool
+"""What the tensors of a file may be; others are quantised, or would lose a part of their values."""
 PER_WEIGHT = 4
 """The most bytes of a file for each of the network's: weights in float64, or with two averages and their average."""
 
@@ -91,6 +95,10 @@ def read_tensors(backbone: nn.Module, file: Path, name: str) -> dict[str, Tensor
     except ValueError as error:
         raise ValueError(f"network {name!r}: {file} {error}") from None
     weights = without_prefix(weights)
+    for key, tensor in weights.items():
+        if tensor.dtype not in DTYPES or tensor.is_meta:
+            kind = "without values" if tensor.is_meta else f"of {tensor.dtype}"
+            raise ValueError(f"network {name!r}: {key!r} in {file} is {kind}; give the weights in float32")
     if sum(tensor.nbytes for tensor in weights.values()) > most:
         raise ValueError(f"network {name!r}: the tensors in {file} claim more bytes than the file can have")
     if non_finite := [key for key, tensor in weights.items() if not tensor.isfinite().all()]:
@@ -159,5 +167,6 @@ def load_but_classifier(backbone: nn.Module, weights: Mapping[str, Tensor], labe
     )
     has_another = any(given[name].shape != tensor.shape for name, tensor in classifier.items() if name in given)
     kept = classifier if not given or (is_of_others and has_another) else {}
-    load_strictly(backbone, {**weights, **kept}, label)
+    counters = {name: tensor for name, tensor in own.items() if name.endswith(COUNTER)}
+    load_strictly(backbone, {**counters, **weights, **kept}, label)
     return list(kept)

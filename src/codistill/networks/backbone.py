@@ -147,6 +147,6 @@ def wrong_size(network: str, takes: int, given: tuple[int, int]) -> ValueError:
     """The error for images of a size that a network does not take."""
     return ValueError(
         f"{network} takes images of {takes}×{takes}, and not of {given[0]}×{given[1]}; resize them with "
-        f" data.image_size={takes} augment.crop={takes}, or give the size in its name, as in "
+        f"data.image_size={takes} augment.crop={takes}, or give the size in its name, as in "
         "timm:vit_tiny_patch16_224:img_size=32"
     )

@@ -30,7 +30,12 @@ def freeze(backbone: Backbone, until: str) -> None:
         if until not in paths:
             raise unknown("part to freeze", until, [BACKBONE, *paths])
         # Weights are registered in the order in which they are used.
-        last = max(index for index, (name, _) in enumerate(named) if name.startswith(paths[until]))
+        last = max((index for index, (name, _) in enumerate(named) if name.startswith(paths[until])), default=None)
+        if last is None:
+            raise ValueError(
+                f"freeze: the module at the exit {until} has no weights, so where the frozen part ends is not known; "
+                "name a module with weights behind @, in front of it"
+            )
         frozen = [parameter for _, parameter in named[: last + 1]]
     for parameter in frozen:
         parameter.requires_grad_(False)

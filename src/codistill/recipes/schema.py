@@ -1,7 +1,8 @@
 """A recipe: one complete, validated, frozen description of a training. Imports no torch."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
@@ -125,7 +126,8 @@ class Recipe(Settings):
     @cached_property
     def graph(self) -> TransferGraph:
         graph = self.method_graph.replace(temperature=self.temperature, t_squared=self.t_squared)
-        graph = graph.reweighted({} if self.method == methods.CUSTOM else self.edges)
+        if self.method != methods.CUSTOM:
+            graph = _reweighted(graph, self.edges)
         return graph.with_share(**self.transfer.model_dump(exclude={"initial_edges"}))
 
     @model_validator(mode="after")
@@ -133,6 +135,17 @@ class Recipe(Settings):
         if found := list(contradictions(self)):
             raise InconsistentError(found)
         return self
+
+
+def _reweighted(graph: TransferGraph, weights: Mapping[str, float]) -> TransferGraph:
+    """The graph with other weights on edges; those with which its ramp begins change in proportion."""
+    if graph.ramp is None:
+        return graph.reweighted(weights)
+    initial = graph.ramp.initial
+    at_first = {
+        edge: initial.weights[edge] / graph.weights[edge] * weights[edge] for edge in weights if edge in initial.weights
+    }
+    return graph.reweighted(weights).replace(ramp=replace(graph.ramp, initial=initial.reweighted(at_first)))
 
 
 Recipe.stand_ins = {

@@ -121,7 +121,9 @@ def load_strictly(module: "nn.Module", weights: Mapping[str, "Tensor"], label: s
     """Load a state dict; raises ValueError unless it has exactly the module's tensors. Errors begin with ``label``."""
     if misfit := _misfit(module.state_dict(), weights):
         raise ValueError(f"{label} do not fit the network: {misfit}")
-    module.load_state_dict(weights)
+    state = module.state_dict()  # which has the versions of the modules' formats: without them, some refuse to load
+    state.update(weights)
+    module.load_state_dict(state)
 
 
 def _misfit(expected: Mapping[str, "Tensor"], given: Mapping[str, "Tensor"]) -> str:

@@ -107,6 +107,8 @@ class StudyFile(Settings):
             if label not in self.rows:
                 yield ("start_from", label), str(unknown("row", label, self.rows))
             for network, start in starts.items():
+                if any(_overlap(f"start.{network}", key) for key in self.rows.get(label, ())):
+                    yield ("start_from", label, network), f"rows.{label} has start.{network} too; leave out one of them"
                 row, slash, _ = start.rpartition("/")
                 if not slash or row not in self.rows or row in self.start_from:
                     known = [f"{other}/{network}" for other in self.rows if other not in self.start_from]

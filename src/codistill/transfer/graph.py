@@ -157,9 +157,10 @@ class TransferGraph:
             ramp=ramp,
         )
         if not self.learners:
+            final = outline.finals[0].name
             raise ValueError(
                 f"nothing learns: no classifier of {', '.join(outline.networks)} has a label or a transfer of weight "
-                f"above 0; give at least labels={{{outline.finals[0].name!r}: 1.0}}"
+                f"above 0; give at least labels={{{final!r}: 1.0}}"
             )
 
     def __hash__(self) -> int:
@@ -237,7 +238,8 @@ class TransferGraph:
         it, and weights change linearly between ``begin`` and ``end`` (None: the graph's own, or else 0 and 1); so does
         the share, if the scale stays the same.
         """
-        graph, ramp = self._rescaled(share, scale), self.ramp
+        graph = self._rescaled(share, scale)
+        ramp = graph.ramp
         if initial_share is not None or initial_scale is not None:
             initial = self._rescaled(
                 share if initial_share is None else initial_share, scale if initial_scale is None else initial_scale
@@ -247,7 +249,7 @@ class TransferGraph:
             first, last = ramp.begin if begin is None else begin, ramp.end if end is None else end
             return graph.replace(ramp=Ramp(ramp.initial, first, last))
         if begin or end not in (None, 1):
-            raise ValueError("begin and end are those of a ramp; give an initial_share too, as in initial_share=0")
+            raise ValueError("begin and end are those of a ramp; give an initial share too (transfer.initial_share=0)")
         return graph
 
     def _rescaled(self, share: float | None, scale: float | None) -> "TransferGraph":
@@ -367,9 +369,7 @@ def _refuse_two_weights(edge: str, first: float, second: float) -> None:
 
 def _pair(edge: tuple[str | Classifier, str | Classifier]) -> Transfer:
     if not isinstance(edge, tuple) or len(edge) != 2:
-        raise ValueError(
-            f"{edge!r} is not a transfer; write Transfer(source, learner, weight) or a pair (source, learner)"
-        )
+        raise ValueError(f"{edge!r} is not a transfer; write Transfer(source, learner) or the pair (source, learner)")
     return Transfer(*edge)
 
 

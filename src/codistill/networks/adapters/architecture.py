@@ -237,8 +237,8 @@ class LibraryArchitecture(AdaptedArchitecture):
 
     @property
     def configuration(self) -> str:
-        """The model by the name under which the library has its settings: timm's may depend on the weights."""
-        return f"{self.model}.{self.tag}" if self.tag and self.library == "timm" else self.model
+        """The model by the name under which the library has its settings, which may depend on the weights."""
+        return f"{self.model}.{self.tag}" if self.tag else self.model
 
     def findings(self) -> Findings:
         with torch.device("meta"):
@@ -335,6 +335,7 @@ def _build_timm(model: str, num_classes: int, in_channels: int, options: Mapping
 def _build_torchvision(model: str, num_classes: int, in_channels: int, options: Mapping[str, float]) -> nn.Module:
     with imported("torchvision"):
         from torchvision import models  # type: ignore[import-untyped]
+    model, _, tag = model.partition(".")
     if model not in (known := models.list_models(module=models)):
         hint = did_you_mean(model, known) or ";"
         raise ValueError(f"torchvision has no classifier {model!r}{hint} Allowed: {', '.join(known)}")
@@ -345,7 +346,8 @@ def _build_torchvision(model: str, num_classes: int, in_channels: int, options: 
         )
     settings: dict[str, Any] = {**options, "num_classes": num_classes}
     if model in WITH_OWN_HEADS:
-        settings |= {"aux_logits": False, "init_weights": True}
+        # Their weights are TensorFlow's: they take images that are normalised as its own.
+        settings |= {"aux_logits": False, "init_weights": True, "transform_input": bool(tag)}
     network: nn.Module = models.get_model(model, weights=None, **settings)
     return network
 

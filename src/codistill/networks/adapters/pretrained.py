@@ -3,6 +3,7 @@
 Only ``fetch`` uses the network, which `codistill train --download` calls. Everything else reads a file that is there.
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,10 @@ from codistill.errors import unknown
 from codistill.networks.adapters.architecture import build_network, imported
 from codistill.networks.adapters.naming import LibraryName, parse_library_name
 
+AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
+"""The heads of torchvision's GoogLeNet and Inception, which its files have and the networks here do not."""
+OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.(?=[12]\.)")
+"""What torchvision's files of DenseNets call otherwise: ``norm.1`` and not ``norm1``."""
 HUB_FILES = ("model.safetensors", "open_clip_model.safetensors", "pytorch_model.bin")
 """The files in which a repository of the Hugging Face Hub has a timm network's weights, the safest first."""
 
@@ -30,7 +35,14 @@ def pretrained_weights(network: str, in_channels: int) -> tuple[Path, dict[str, 
             f"the weights {name.tag} of {name.library}:{name.model} are not in the cache of {name.library}; add "
             "--download to fetch them, or give a file with start.NETWORK=FILE"
         )
-    return file, _state_dict(name, in_channels, file)
+    try:
+        return file, _state_dict(name, in_channels, file)
+    except Exception as error:  # of a damaged file, libraries raise many kinds
+        reason = str(error).partition(". ")[0].partition("\n")[0] or type(error).__name__
+        raise ValueError(
+            f"{file}, which has the weights {name.tag} of {name.library}:{name.model}, cannot be read ({reason}); "
+            "remove it and add --download to fetch it again, or give a file with start.NETWORK=FILE"
+        ) from None
 
 
 def fetch(network: str) -> None:
@@ -73,18 +85,39 @@ def cached_file(name: LibraryName) -> Path | None:
 
 
 def _state_dict(name: LibraryName, in_channels: int, file: Path | None) -> dict[str, Tensor]:
-    """Load a file of the cache, or let the library download it. Neither unpickles more than tensors."""
+    """Load a file of the cache, or let the library download it. Neither unpickles more than tensors.
+
+    The library converts what its authors' files call otherwise, and timm the first layer to other numbers of channels.
+    """
     if name.library == "torchvision":
         state: dict[str, Tensor] = _torchvision_weights(name).get_state_dict(
             progress=False, check_hash=True, weights_only=True, map_location="cpu"
         )
-        return state
+        return _as_named_now(name, state)
     import timm
 
-    # The library converts what its authors' files call otherwise, and the first layer to other numbers of channels.
+    if file and file.suffix != ".safetensors":
+        torch.load(file, map_location="cpu", weights_only=True)  # raises for what older versions of timm would run
     options: dict[str, Any] = {**name.options, **({"pretrained_cfg_overlay": {"file": str(file)}} if file else {})}
     with torch.random.fork_rng(devices=[]):
         network = timm.create_model(f"{name.model}.{name.tag}", pretrained=True, in_chans=in_channels, **options)
+    return dict(network.state_dict())
+
+
+def _as_named_now(name: LibraryName, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The state dict of a file of torchvision under the names that its network has in this version."""
+    for key in list(state):  # in place, because the dictionary has the versions that the network's code looks at
+        tensor = state.pop(key)
+        if not key.startswith(AUXILIARY):
+            state[OLD_DENSENET.sub(r"\1", key)] = tensor
+    with torch.device("meta"):
+        network = build_network(
+            name.library, name.model, len(_torchvision_weights(name).meta["categories"]), 3, name.options
+        )
+    try:
+        network.load_state_dict(state, assign=True)
+    except RuntimeError:  # as for images of another size, which is named when the network loads it
+        return state
     return dict(network.state_dict())
 
 
