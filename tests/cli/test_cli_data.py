@@ -47,19 +47,21 @@ def test_json_has_numbers_and_lists(codistill: Codistill, photos: Path) -> None:
 
 def test_files_that_are_not_read_are_counted(codistill: Codistill, photos: Path) -> None:
     for number in range(3):
-        Image.new("RGB", (9, 9)).save(photos / "train" / "red" / f"{number}.webp")
+        (photos / "train" / "red" / f"{number}.avif").write_bytes(b"not read")
     (photos / "train" / "red" / "README").write_text("no image")
     said = facts(codistill("data", "folder", "--folder", photos).stdout)
-    assert said["left out"].strip() == "4 files are left out: .webp 3, no suffix 1; only .jpeg, .jpg, .png are read"
+    read = "only .bmp, .jpeg, .jpg, .png, .tif, .tiff, .webp are read"
+    assert said["left out"].strip() == f"4 files are left out: .avif 3, no suffix 1; {read}"
     seen = json.loads(codistill("data", "folder", "--folder", photos, "--json").stdout)
-    assert (seen["left_out"], seen["images"]["train"]) == ({".webp": 3, "no suffix": 1}, 2)
+    assert (seen["left_out"], seen["images"]["train"]) == ({".avif": 3, "no suffix": 1}, 2)
 
 
 def test_a_class_of_another_format_is_told_to_be_converted(codistill: Codistill, photos: Path) -> None:
-    (photos / "train" / "red" / "one.png").rename(photos / "train" / "red" / "one.webp")
+    (photos / "train" / "red" / "one.png").rename(photos / "train" / "red" / "one.avif")
     result = codistill("data", "folder", "--folder", photos)
     assert result.exit_code == 2
-    assert "red: no images (.png, .jpg, .jpeg); convert what it has (.webp 1) to PNG or JPEG" in result.stderr
+    assert "red: no images (.bmp, .jpeg" in result.stderr
+    assert "; convert what it has (.avif 1) to PNG, JPEG, WebP, BMP or TIFF" in result.stderr
 
 
 def test_data_that_are_not_there_say_how_to_get_them(codistill: Codistill) -> None:

@@ -65,6 +65,23 @@ def test_lines_have_one_line_per_evaluation_with_every_network() -> None:
     )
 
 
+def test_the_validation_error_is_shown_where_images_are_held_out(tmp_path: Path) -> None:
+    held_out = {name: Metrics(41.5, 5.0, 1.5, 2.0) for name in PROGRESS.metrics}
+    progress = Progress(**{**vars(PROGRESS), "validation": held_out})
+    console, file = screen()
+    console.width = 1000
+    Lines(RECIPE, console).show(progress)
+    assert "a validation error 41.50 %, test error 31.25 %" in file.getvalue()
+    write_journal(tmp_path, (30.75, 33.0), (31.25, 29.5))
+    table, file = live(tmp_path)
+    with table:
+        table.show(progress)
+        table.live.refresh()
+    assert "validation error %" in file.getvalue()
+    (row,) = {tuple(line.split()[2:]) for line in file.getvalue().splitlines() if "│ a" in line and "41.50" in line}
+    assert row == ("wrn-10-1", "│", "61.50", "│", "41.50", "│", "31.25", "│", "30.75", "│", "1.2345", "│")
+
+
 def test_lines_of_a_frozen_teacher_have_no_training_error() -> None:
     console, file = screen()
     console.width = 1000

@@ -1,5 +1,7 @@
 """What ``train`` prints about images before it trains on them."""
 
+import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ SHORT = ["length.epochs=1", "runtime.device=cpu"]
 
 @pytest.fixture
 def photos(codistill: Codistill) -> Path:
-    """Two classes of four PNG files in each set, and three WebP files more."""
+    """Two classes of four PNG files in each set, and three AVIF files more."""
     for split in ("train", "test"):
         for colour in ("red", "blue"):
             folder = Path("photos", split, colour)
@@ -21,7 +23,7 @@ def photos(codistill: Codistill) -> Path:
             for number in range(4):
                 Image.new("RGB", (9, 9), colour).save(folder / f"{number}.png")
     for number in range(3):
-        Image.new("RGB", (9, 9)).save(Path("photos", "train", "red", f"{number}.webp"))
+        Path("photos", "train", "red", f"{number}.avif").write_bytes(b"not read")
     return Path("photos")
 
 
@@ -40,9 +42,33 @@ def test_quickstart_trains_own_images_on_their_true_labels(codistill: Codistill,
     assert "replaced by wrong ones" not in result.stdout
     kept = "data.wrong_labels=0.5 data.train_limit=1500 data.test_limit=2000"
     assert f"data.name=folder: left out what quickstart sets for fashion; to keep it, type {kept}" in result.stdout
-    left_out = "3 files are left out: .webp 3; only .jpeg, .jpg, .png are read"
+    left_out = "3 files are left out: .avif 3; only .bmp, .jpeg, .jpg, .png, .tif, .tiff, .webp are read"
     assert f"warning: {left_out}" in result.stderr
     assert left_out in Path("run/train.log").read_text()
+
+
+def test_the_end_says_which_epoch_was_best_and_what_to_type(codistill: Codistill, photos: Path) -> None:
+    result = codistill("train", *TINY, *SHORT, "--out", "a run")
+    assert "best     a " in result.stdout
+    assert "by test error, so it flatters; data.validation=0.1 holds out images to choose by" in result.stdout
+    said = [line.removeprefix("next").strip() for line in result.stdout.splitlines() if " codistill " in f" {line} "]
+    assert said == [
+        "codistill evaluate 'a run'",
+        "codistill export 'a run' --network a --out exported",
+        "codistill report 'a run'",
+    ]
+    for command in said:
+        _, *arguments = shlex.split(command)
+        again = codistill(*arguments)
+        assert again.exit_code == 0, again.stderr
+    held_out = ["data.validation=0.5", "length.epochs=3", "evaluation.all_every_epochs=1", "runtime.device=cpu"]
+    for keeps, said in {"true": "kept: add --best to evaluate or export", "false": "not kept; checkpoints.b"}.items():
+        result = codistill("train", *TINY, *held_out, f"checkpoints.best={keeps}", "--out", keeps)
+        records = [json.loads(line) for line in Path(keeps, "journal.jsonl").read_text().splitlines()]
+        errors = [sum(one["validation"][f"{name}/final"]["top1_error"] for name in "ab") for one in records]
+        best = max(epoch for epoch, error in enumerate(errors, 1) if error == min(errors))
+        assert f"best     epoch {best} of 3 by validation error, {said}" in result.stdout, result.stderr
+        assert "validation error %" in result.stdout
 
 
 def test_kinds_of_files_and_of_members_in_shards() -> None:

@@ -92,10 +92,18 @@ ROW = bytes([0, *range(1, 31)])  # filter 0, and ten RGB pixels
 ADAM7 = bytes([0, 9, 9, 9]) * 2 + bytes([0, *[9] * 6]) + bytes([0, 9, 9, 9]) * 2 + bytes([0, *[9] * 9])
 
 
-def encoded(file_format: str) -> bytes:
+def encoded(file_format: str, side: int = 40, **settings: Any) -> bytes:
     file = io.BytesIO()
-    Image.effect_noise((40, 40), 50).save(file, file_format)
+    picture = Image.effect_noise((side, side), 50) if side < 100 else Image.new("L", (side, side))
+    picture.save(file, file_format, **settings)
     return file.getvalue()
+
+
+def huge_tile() -> bytes:
+    """A TIFF of 40 × 40 pixels whose one tile would have 2^28."""
+    tags = {256: 40, 257: 40, 258: 8, 259: 8, 262: 1, 277: 1, 322: 2**14, 323: 2**14, 324: 8, 325: 4}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    return b"II*\0" + struct.pack("<I", 12) + bytes(4) + struct.pack("<H", len(tags)) + entries + bytes(4)
 
 
 # Each with what the reason given for it must mention.
@@ -112,6 +120,12 @@ BAD_IMAGES = {
     "tall": (png(1, 70_000, bytes(2 * 70_000), colour=0), "sides of up to 65,535 pixels"),
     "larger bomb": (bomb(16_000), "decompression bomb"),
     "another format": (encoded("GIF"), "cannot identify"),
+    "truncated WebP": (encoded("WEBP")[:-300], "(?i)cannot identify|broken|could not|failed|truncated|decod"),
+    "truncated BMP": (encoded("BMP")[:-300], "(?i)truncated"),
+    "truncated TIFF": (encoded("TIFF")[:-300], "(?i)truncated|cannot identify"),
+    "large WebP": (encoded("WEBP", 4_000), "4000×4000 pixels of mode RGB take 305 MiB to decode"),
+    "TIFF of one huge tile": (huge_tile(), "MiB to decode"),
+    "TIFF compressed as few are": (encoded("TIFF", compression="lzma"), "compressed by lzma"),
 }
 
 

@@ -60,17 +60,17 @@ def test_the_models_file_will_do_and_top_is_bounded_by_the_classes(exported: dic
 
 def test_other_formats_are_called_unsupported(exported: dict[str, Exported], photos: Path, tmp_path: Path) -> None:
     image = Image.open(photos / "00.png")
-    files = [tmp_path / name for name in ("photo.webp", "photo.bmp", "no suffix")]
+    files = [tmp_path / name for name in ("photo.gif", "photo.avif", "no suffix")]
     for file in files:
-        image.save(file, format="WEBP")
+        image.save(file, format="GIF")
     shutil.copy(files[0], tmp_path / "renamed.png")
     outcomes = predict(exported["safetensors"].model, [*files, tmp_path / "renamed.png"], top=1)
     why = [outcome.why for outcome in outcomes if isinstance(outcome, Unreadable)]
     assert why == [
-        "the format .webp is not supported; convert it to PNG or JPEG",
-        "the format .bmp is not supported; convert it to PNG or JPEG",
-        "the format of this file is not supported; convert it to PNG or JPEG",
-        "its content is neither PNG nor JPEG; convert it to one of them",
+        "the format .gif is not supported; convert it to PNG, JPEG, WebP, BMP or TIFF",
+        "the format .avif is not supported; convert it to PNG, JPEG, WebP, BMP or TIFF",
+        "the format of this file is not supported; convert it to PNG, JPEG, WebP, BMP or TIFF",
+        "its content is not PNG, JPEG, WebP, BMP or TIFF; convert it",
     ]
 
 

@@ -83,7 +83,7 @@ VARIANTS = {
 # As the authors' scripts train: what that changes is in tests/docs/test_differences.py.
 AUTHORS = {f"cifar100/{pair}-authors" for pair in ("wrn-28-10-twins", "wrn-28-4-twins", "wrn-28-10-mobilenet")}
 
-OWN = ("quickstart", "finetune", "cifar100/wrn-28-10-fast")  # which are not the paper's
+OWN = ("quickstart", "own-images", "finetune", "cifar100/wrn-28-10-fast")  # which are not the paper's
 
 ENTRIES = {entry.name: entry for entry in recipes.describe()}
 

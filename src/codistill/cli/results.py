@@ -22,6 +22,7 @@ from codistill.runs.files import to_json, write_atomically
 from codistill.runs.folder import RunFolder
 
 if TYPE_CHECKING:
+    from codistill.engine.evaluate import ClassErrors
     from codistill.report.overview import Overview
     from codistill.report.read import SeenRun
     from codistill.studies.analysis import StudyTables
@@ -38,31 +39,41 @@ EXPORTED = ("safetensors", "pt2", "onnx", "timm")
 """The formats of export.export, which imports torch."""
 FORMATS = (".html", ".csv", ".md", ".tex", ".json")
 WATCH_EVERY_S = 2.0
+MOST_CLASSES = 12
+"""Rows of a table of classes; ``--json`` has all."""
 ON_CPU = "free it from other programs, or set CUDA_VISIBLE_DEVICES= to evaluate on the CPU"
 
 
 def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
     best: Best = False,
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Evaluate on these images instead: FOLDER/CLASS/*.jpg, or a test/ in it."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate a finished run again, from its weight files."""
+    """Evaluate a finished run again, from its weight files, or on other images."""
     from codistill.engine.evaluate import evaluate_finished
 
     with memory_explained(ON_CPU), logging_to(ConsoleHandler(console(quiet=True))):
-        evaluation = evaluate_finished(RunFolder(run), best=best)
+        evaluation = evaluate_finished(RunFolder(run), best=best, data=data)
+    for skipped in evaluation.left_out.get("skipped", ()):
+        typer.echo(f"warning: {skipped['file']} cannot be read and is skipped: {skipped['why']}", err=True)
     measured = {name: metrics.to_dict() for name, metrics in evaluation.metrics.items()}
     recipe, epoch, differences = evaluation.recipe, evaluation.epoch, evaluation.differences
     if as_json:
         alike = [asdict(pair) for pair in evaluation.agreement]
         content = {"run": str(run), "epoch": epoch, "networks": measured, "agreement": alike}
-        content["equals_result"] = not differences
+        content["classes"] = asdict(evaluation.classes) | {"balanced": evaluation.classes.balanced}
+        content |= {"data": str(data)} if data else {"equals_result": not differences}
         typer.echo(to_json(content, indent=2))
     else:
         console().print(network_table(recipe.networks, measured))
         if pairs := evaluation.agreement:
             rows = ((" & ".join(one.networks), number(one.same, 2), number(one.both_wrong, 2)) for one in pairs)
             console().print(make_table(["networks"], ("same answer %", "both wrong %"), rows))
+        print_classes(evaluation.classes)
     if differences:
         raise ValueError(f"{run}: the weights do not give the metrics in result.json:\n  " + "\n  ".join(differences))
     if evaluation.damage:
@@ -70,7 +81,23 @@ def evaluate(
     if best and not as_json:
         console().print(f"Epoch {epoch} of {recipe.length.epochs}, the best by validation error.")
     if not as_json:
-        console().print("Equal to result.json.")
+        images = sum(evaluation.classes.images)
+        console().print(f"On {images:,} images of {data}." if data else "Equal to result.json.", soft_wrap=True)
+
+
+def print_classes(classes: "ClassErrors") -> None:
+    """Print the errors by class, the largest first, and the balanced errors if classes differ in size."""
+    mean = {place: sum(errors[place] or 0 for errors in classes.errors.values()) for place in range(len(classes.names))}
+    order = sorted((place for place in mean if classes.images[place]), key=lambda place: -mean[place])
+    rows = [
+        (classes.names[place], f"{classes.images[place]:,}", *(number(e[place], 2) for e in classes.errors.values()))
+        for place in order[:MOST_CLASSES]
+    ]
+    title = f"The {MOST_CLASSES} of {len(order)} classes with the largest errors" if len(order) > MOST_CLASSES else ""
+    console().print(make_table(["class"], ("images", *(f"{name} error %" for name in classes.errors)), rows, title))
+    if not classes.are_equal:
+        balanced = ", ".join(f"{name} {value:.2f} %" for name, value in classes.balanced.items())
+        console().print(f"Balanced error, every class counting alike: {balanced}", soft_wrap=True)
 
 
 def export(
@@ -128,7 +155,7 @@ def predict(
     model: Annotated[
         Path, typer.Argument(metavar="MODEL", help="Folder or model file of a safetensors or onnx export.")
     ],
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGES", help="PNG or JPEG files, or folders of them.")],
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGES", help="Image files, or folders of them.")],
     top: Annotated[int, typer.Option(min=1, metavar="N", help="Number of classes to show.")] = 5,
     as_json: AsJson = False,
 ) -> int:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 UNWRAPPED = 1000  # columns outside a terminal: lines in logs are not wrapped, so that they can be searched
 # Columns of a table of networks, with their decimal places; the training error is that of augmented images.
 COLUMNS = {
+    "validation_error": ("validation error %", 2),
     "top1_error": ("test error %", 2),
     "top5_error": ("top-5 error %", 2),
     "nll": ("NLL", 4),
@@ -122,11 +123,12 @@ def duration(seconds: float) -> str:
 
 def last_epoch(result: "Result") -> dict[str, Row]:
     """Return every network's row of the final table; a frozen teacher has no training error."""
-    train_error = result.epochs[-1].train_error
-    return {
-        name: {**dict(network.last), "train_error": train_error.get(f"{name}/final")}
-        for name, network in result.networks.items()
-    }
+    last = result.epochs[-1]
+    rows: dict[str, Row] = {}
+    for name, network in result.networks.items():
+        held_out = {"validation_error": last.validation[f"{name}/final"].top1_error} if last.validation else {}
+        rows[name] = {**held_out, **dict(network.last), "train_error": last.train_error.get(f"{name}/final")}
+    return rows
 
 
 def network_table(networks: Mapping[str, str], rows: Mapping[str, Row]) -> Table:
@@ -162,7 +164,10 @@ class Lines:
     def _network(self, name: str, progress: "trainer.Progress") -> str:
         metrics = progress.metrics[f"{name}/final"]
         train_error = number(progress.train_error.get(f"{name}/final"), 2)
-        return f"{name} test error {metrics.top1_error:.2f} %, train error {train_error} %, NLL {metrics.nll:.4f}"
+        held_out = progress.validation.get(f"{name}/final")
+        validation = f"validation error {held_out.top1_error:.2f} %, " if held_out else ""
+        test = f"test error {metrics.top1_error:.2f} %"
+        return f"{name} {validation}{test}, train error {train_error} %, NLL {metrics.nll:.4f}"
 
 
 class LiveTable:
@@ -225,9 +230,14 @@ class LiveTable:
     def _table(self) -> Table:
         networks = self.recipe.networks.items()
         rows = ((f"{name}  {network}", *self._measured(f"{name}/final")) for name, network in networks)
-        headings = ("train error %", "test error %", "best epoch's %", "test NLL")
+        headings = ("train error %", *self._validation, "test error %", "best epoch's %", "test NLL")
         title = f"{self.recipe.name}, {self.recipe.method}, seed {self.recipe.seed}"
         return make_table(["network"], headings, rows, title)
+
+    @property
+    def _validation(self) -> tuple[str, ...]:
+        """The heading of the validation error, once there is one."""
+        return ("validation error %",) if self.progress and self.progress.validation else ()
 
     def _measured(self, classifier: str) -> tuple[str, ...]:
         if self.progress is None:
@@ -235,6 +245,7 @@ class LiveTable:
         metrics = self.progress.metrics[classifier]
         return (
             number(self.progress.train_error.get(classifier), 2),
+            *(number(self.progress.validation[classifier].top1_error, 2) for _ in self._validation),
             number(metrics.top1_error, 2),
             number(self.best.get(classifier), 2),
             number(metrics.nll, 4),

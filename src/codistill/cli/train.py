@@ -39,11 +39,13 @@ from codistill.log import logging_to
 from codistill.networks.adapters.naming import is_tagged
 from codistill.recipes.schema import Recipe
 from codistill.runs.folder import RunFolder
+from codistill.runs.records import best_epoch
 from codistill.runs.result import read_finished
 from codistill.trackers import TRACKERS, TrackerSink, check_trackers
 
 if TYPE_CHECKING:
     from codistill.engine.trainer import Progress
+    from codistill.runs.result import Result
 
 CODISTILL = (sys.executable, "-m", "codistill")
 
@@ -296,4 +298,26 @@ def conclude(folder: Path, recipe: Recipe) -> None:
     typer.echo(
         f"{printable(recipe.name)}, {recipe.method}, seed {recipe.seed}: the last of {epochs} epochs, after {elapsed}"
     )
+    typer.echo(describe_best(result))
     typer.echo(f"result   {run.result}\nweights  {run.weights('NETWORK')}, without heads")
+    first, out = next(iter(recipe.graph.learning_networks), next(iter(recipe.networks))), shlex.quote(str(folder))
+    typer.echo(
+        f"next     codistill evaluate {out}\n"
+        f"         codistill export {out} --network {first} --out exported\n"
+        f"         codistill report {out}"
+    )
+
+
+def describe_best(result: "Result") -> str:
+    """Return which epoch was best, by the validation error if images were held out, and what that means."""
+    recipe, epochs = result.recipe, result.epochs
+    if all(one.validation for one in epochs):
+        epoch = best_epoch(epochs, recipe.graph.learning_networks)
+        kept = "kept: add --best to evaluate or export" if recipe.checkpoints.best else "not kept"
+        advice = "" if recipe.checkpoints.best else "; checkpoints.best=true keeps it"
+        return f"best     epoch {epoch} of {recipe.length.epochs} by validation error, {kept}{advice}"
+    found = ", ".join(
+        f"{name} {(best := result.networks[name].best_epoch).top1_error:.2f} % after epoch {best.epoch}"
+        for name in recipe.graph.learning_networks
+    )
+    return f"best     {found}, by test error, so it flatters; data.validation=0.1 holds out images to choose by"

@@ -8,6 +8,7 @@ so that workers start quickly.
 import hashlib
 import io
 import json
+import math
 import mmap
 import signal
 import struct
@@ -19,13 +20,30 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from PIL import Image
+from PIL.TiffImagePlugin import TiffImageFile
 
-SUFFIXES = {".png", ".jpg", ".jpeg"}
-FORMATS = ("PNG", "JPEG")
+FORMATS = {
+    "PNG": (".png",),
+    "JPEG": (".jpg", ".jpeg"),
+    "WEBP": (".webp",),
+    "BMP": (".bmp",),
+    "TIFF": (".tif", ".tiff"),
+}
+"""What is read, by Pillow's names: formats whose memory can be bounded from their headers."""
+SUFFIXES = {suffix for suffixes in FORMATS.values() for suffix in suffixes}
+READ = "PNG, JPEG, WebP, BMP or TIFF"
 MAX_FILE_BYTES = 2**28
 MAX_DECODED_BYTES = 2**28
 """Memory that the file and its pixels may take together, in a process that decodes."""
 MAX_SIDE = 2**16 - 1  # JPEG's own limit; resizing takes memory per row and per column too
+DECODER_BYTES = {"WEBP": 16, "BMP": 3, "TIFF": 4}
+"""Bytes per pixel that a decoder takes beside the image: WebP's canvases, copies of a BMP's runs, a TIFF's strip."""
+TIFF_COMPRESSIONS = {
+    *("raw", "packbits", "tiff_lzw", "tiff_deflate", "tiff_adobe_deflate"),
+    *("group3", "group4", "tiff_ccitt", "jpeg"),
+}
+"""The usual ones: of others, such as LZMA, a header does not tell what decoding takes."""
+TILE_SIDES = (322, 323)  # TIFF's tags TileWidth and TileLength
 CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 """Values per pixel by a PNG's colour type."""
 
@@ -99,7 +117,7 @@ def read_bytes(request: Request) -> bytes:
 
 
 def decode(content: bytes, image_size: int, resize: Resize = "stretch") -> RgbArray:
-    """Decode a PNG or JPEG file to uint8 [H, W, 3]. No other format is tried, whatever the file's suffix.
+    """Decode an image file to uint8 [H, W, 3]: one of ``FORMATS``, whatever its suffix; of several images the first.
 
     ``stretch`` resizes the whole image to a square; ``short_side`` keeps proportions and cuts out the middle.
     """
@@ -107,7 +125,7 @@ def decode(content: bytes, image_size: int, resize: Resize = "stretch") -> RgbAr
         warnings.simplefilter("ignore")  # about metadata; what cannot be decoded raises
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         file = io.BytesIO(content)
-        with Image.open(file, formats=FORMATS) as image:
+        with Image.open(file, formats=tuple(FORMATS)) as image:
             if image.mode.startswith(("I", "F")):
                 raise ValueError(f"mode {image.mode}: more than 8 bits a channel")
             _require_bounded(content, file.tell(), image, image_size)
@@ -124,10 +142,16 @@ def _require_bounded(content: bytes, header_bytes: int, image: Image.Image, imag
     width, height = image.size
     bands = len(image.getbands())
     pixel_bytes = (1 if bands == 1 else 4) + (0 if image.mode == "RGB" else 4)
+    pixel_bytes += DECODER_BYTES.get(image.format or "", 0)
+    compression = image.info.get("compression") if image.format == "TIFF" else None
+    if compression and compression not in TIFF_COMPRESSIONS:
+        raise ValueError(f"a TIFF compressed by {compression}, which is not read; save it with deflate or as PNG")
     # libjpeg keeps all coefficients of an image of several scans, which need not be progressive.
-    if image.format != "PNG" and content.find(b"\xff\xda", header_bytes) >= 0:
+    if compression == "jpeg" or (image.format == "JPEG" and content.find(b"\xff\xda", header_bytes) >= 0):
         pixel_bytes += 2 * bands
     needed = len(content) + width * height * pixel_bytes + 4 * image_size * height  # the last: resized horizontally
+    if isinstance(image, TiffImageFile):  # a tile may be larger than its image, and a JPEG in it of several scans
+        needed += 3 * bands * math.prod(image.tag_v2.get(tag, 0) for tag in TILE_SIDES)
     if needed > MAX_DECODED_BYTES or max(width, height) > MAX_SIDE:
         raise ValueError(
             f"{width}×{height} pixels of mode {image.mode} take {needed / 2**20:,.0f} MiB to decode; an image may take "

@@ -1,10 +1,11 @@
 """Which image files a data folder contains: ``train``, ``test`` and, optionally, ``val``.
 
-``val`` beside ``test`` is the validation set; ``val`` alone is the test set, as in ImageNet's usual layout. A set is
-either a folder for each class, ``<class>/*.png|jpg|jpeg``, or WebDataset's tar shards: ``*.tar`` with ``key.jpg``
-(jpeg, png) and ``key.cls``, an integer from 0, for every image. A shard is never unpacked: its headers tell where each
-image's bytes are, and only these are read. ``classes.txt`` beside the sets may name the classes of shards, one per
-line; by default their numbers are their names.
+``val`` beside ``test`` is the validation set; ``val`` alone is the test set, as in ImageNet's usual layout. A folder
+with none of them but a folder for each class is split, by the names of the images alone: ``_split_classes``. A set is
+either a folder for each class, ``<class>/*.png`` or another of ``SUFFIXES``, or WebDataset's tar shards: ``*.tar`` with
+``key.jpg`` (or another suffix) and ``key.cls``, an integer from 0, for every image. A shard is never unpacked: its
+headers tell where each image's bytes are, and only these are read. ``classes.txt`` beside the sets may name the classes
+of shards, one per line; by default their numbers are their names.
 """
 
 import os
@@ -19,13 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from codistill.data.decoder import SUFFIXES, Request
+from codistill.data.decoder import READ, SUFFIXES, Request
 
 SETS = {"train", "test", "val"}
 NAMES_FILE = "classes.txt"
 MAX_NAMES_BYTES = 2**24
 MAX_LABEL_BYTES = 32
 MAX_CLASSES = 2**20
+TEST_SHARE = 0.2
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -55,6 +57,14 @@ class Listing:
         file = f"{self.root}/{self.files[self.file_of[index]]}"
         return Request(file, int(self.starts[index]), int(self.sizes[index]), slot)
 
+    def take(self, indices: IntArray) -> "Listing":
+        """The images at these indices, all in files of their own."""
+        names = [self.names[index] for index in indices]
+        numbers = (self.changed_at_ns, self.starts, self.sizes, self.labels)
+        changed_at_ns, starts, sizes, labels = (values[indices] for values in numbers)
+        each = np.arange(len(names), dtype=np.int64)
+        return Listing(self.root, self.split, names, names, changed_at_ns, each, starts, sizes, labels)
+
     def fingerprint(self) -> str:
         """A checksum of all names, sizes, modification times, labels and positions within files."""
         digest = sha256("\0".join(self.names).encode(errors="surrogateescape"))
@@ -71,6 +81,8 @@ class Contents:
     sets: dict[str, Listing]
     ignored: list[str]
     """Names of files that are not read; for shards, members counted by suffix, as in ``32 members *.json``."""
+    test_share: float | None = None
+    """The share of every class's images that test, of a folder without sets."""
 
     @property
     def images(self) -> int:
@@ -91,9 +103,16 @@ def count_suffixes(ignored: Iterable[str]) -> dict[str, int]:
     return dict(counts.most_common())
 
 
-def list_images(folder: Path) -> Contents:
-    """List every image below ``folder``; refuse classes that only the test set has, and anything unexpected."""
+def list_images(folder: Path, test_share: float | None = None) -> Contents:
+    """List every image below ``folder``; refuse classes that only the test set has, and anything unexpected.
+
+    ``test_share`` is for a folder without sets; None is ``TEST_SHARE``.
+    """
     roots = find_sets(folder)
+    if not roots:
+        return _split_classes(folder, TEST_SHARE if test_share is None else test_share)
+    if test_share is not None:
+        raise ValueError(f"{folder}: has a test set of its own; leave out data.test_share={test_share}")
     if any(path.suffix == ".tar" for path in _visible(folder, roots["train"])):
         return _list_shards(folder, {split: _find_shards(folder, root) for split, root in roots.items()})
     class_names = _class_names(folder, roots["train"])
@@ -102,11 +121,31 @@ def list_images(folder: Path) -> Contents:
     return Contents(class_names, sets, ignored)
 
 
-def find_sets(folder: Path) -> dict[str, Path]:
-    """The folder of each set."""
+def list_test_images(folder: Path, class_names: tuple[str, ...], ignored: list[str]) -> Listing:
+    """List the images to test networks of these classes on: ``test`` or ``val`` in the folder, otherwise all of it."""
     if not folder.is_dir():
-        raise ValueError(f"{folder}: no such folder; it must contain train/<class>/*.png and test/<class>/*.png")
-    sets = {path.name: path for path in _visible(folder, folder) if path.name in SETS and path.is_dir()}
+        raise ValueError(f"{folder}: no such folder; it must contain <class>/*.png or test/<class>/*.png")
+    inside = [root for name in ("test", "val") if name not in class_names and (root := folder / name).is_dir()]
+    root = inside[0] if inside else folder
+    found = [path.name for path in _visible(folder, root) if path.is_dir()]
+    known = f"the networks know {', '.join(class_names[:10])}" + (", …" if len(class_names) > 10 else "")
+    if unknown := [name for name in found if name not in class_names]:
+        raise ValueError(f"{root / unknown[0]}: not a class of this run; {known}")
+    if not found:
+        raise ValueError(f"{root}: needs a folder for each class; {known}")
+    return _list_class_folders(folder, root, class_names, ignored)
+
+
+def find_sets(folder: Path) -> dict[str, Path]:
+    """The folder of each set; none, if it contains the classes themselves."""
+    if not folder.is_dir():
+        raise ValueError(
+            f"{folder}: no such folder; it must contain <class>/*.png, or train/<class>/*.png and test/<class>/*.png"
+        )
+    visible = _visible(folder, folder)
+    sets = {path.name: path for path in visible if path.name in SETS and path.is_dir()}
+    if not sets and folder.name not in SETS and any(path.is_dir() for path in visible):
+        return {}
     if "train" not in sets or not ("test" in sets or "val" in sets):
         hint = f"; the folder around it is {folder.parent}" if folder.name in SETS else ""
         raise ValueError(
@@ -115,6 +154,31 @@ def find_sets(folder: Path) -> dict[str, Path]:
     if "test" in sets and "val" in sets:
         return {"train": sets["train"], "test": sets["test"], "validation": sets["val"]}
     return {"train": sets["train"], "test": sets.get("test") or sets["val"]}
+
+
+def _split_classes(folder: Path, share: float) -> Contents:
+    """List a folder of classes as two sets: of every class, the share of the images whose names hash lowest test.
+
+    So the split depends on nothing but the names, and an image that is added hardly moves others.
+    """
+    class_names = _class_names(folder, folder)
+    ignored: list[str] = []
+    whole = _list_class_folders(folder, folder, class_names, ignored)
+    digests = [sha256(os.fsencode(name)).digest() for name in whole.names]
+    order = np.array(sorted(range(len(whole)), key=lambda index: (whole.labels[index], digests[index])), np.int64)
+    tests = np.zeros(len(whole), bool)
+    first = 0
+    for name, images in zip(class_names, np.bincount(whole.labels).tolist(), strict=True):
+        count = round(share * images)
+        if not 0 < count < images:
+            raise ValueError(
+                f"{folder / name}: {share:.0%} of its images are to test, and of its {images} that would be {count}; "
+                "add images, choose another share, as in data.test_share=0.5, or make folders train and test"
+            )
+        tests[order[first : first + count]] = True
+        first += images
+    sets = {"train": whole.take(np.flatnonzero(~tests)), "test": whole.take(np.flatnonzero(tests))}
+    return Contents(class_names, sets, ignored, share)
 
 
 def _class_names(folder: Path, train: Path) -> tuple[str, ...]:
@@ -138,16 +202,17 @@ def _find_shards(folder: Path, split: Path) -> list[Path]:
 def _list_class_folders(folder: Path, split: Path, class_names: tuple[str, ...], ignored: list[str]) -> Listing:
     """List one set's image files; files whose suffix is not an image's are added to ``ignored``."""
     names: list[str] = []
+    prefix = "" if split == folder else f"{split.name}/"
     facts: list[tuple[int, int, int]] = []  # label, size, modification time
     for path in _visible(folder, split):
         if not path.is_dir():
-            ignored.append(f"{split.name}/{path.name}")
+            ignored.append(f"{prefix}{path.name}")
             continue
         if path.name not in class_names:
             raise ValueError(f"{path}: no class of that name in train; it has {', '.join(class_names)}")
         label, before, ignored_before = class_names.index(path.name), len(names), len(ignored)
         for entry in _entries(folder, path):
-            name = f"{split.name}/{path.name}/{entry.name}"
+            name = f"{prefix}{path.name}/{entry.name}"
             if entry.is_dir():
                 raise ValueError(f"{entry.path}: a folder inside a class's folder is not read; move its images up")
             if PurePath(entry.name).suffix.lower() not in SUFFIXES:
@@ -158,13 +223,13 @@ def _list_class_folders(folder: Path, split: Path, class_names: tuple[str, ...],
         if len(names) == before:
             suffixes = count_suffixes(ignored[ignored_before:])
             others = ", ".join(f"{suffix} {count}" for suffix, count in suffixes.items())
-            hint = f"; convert what it has ({others}) to PNG or JPEG" if others else ""
-            raise ValueError(f"{path}: no images (.png, .jpg, .jpeg){hint}")
+            hint = f"; convert what it has ({others}) to {READ}" if others else ""
+            raise ValueError(f"{path}: no images ({', '.join(sorted(SUFFIXES))}){hint}")
     if not names:
-        raise ValueError(f"{split}: no images; it needs {split.name}/<class>/*.png, .jpg or .jpeg")
+        raise ValueError(f"{split}: no images; it needs {split.name}/<class>/*.png or another of {READ}")
     labels, sizes, changed_at_ns = np.array(facts, np.int64).T.copy()
     each = np.arange(len(names), dtype=np.int64)
-    return Listing(folder, split.name, names, names, changed_at_ns, each, np.zeros_like(each), sizes, labels)
+    return Listing(folder, prefix[:-1], names, names, changed_at_ns, each, np.zeros_like(each), sizes, labels)
 
 
 def _visible(folder: Path, parent: Path) -> list[Path]:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -24,7 +25,7 @@ from torch import Tensor
 from codistill.data.decoder import Answer
 from codistill.data.decoder_pool import DecoderPool
 from codistill.data.download import data_folder
-from codistill.data.image_files import Contents, Listing, list_images
+from codistill.data.image_files import Contents, Listing, list_images, list_test_images
 from codistill.data.images import ImageData, Images, ImageSet, channel_statistics, exact_statistics
 from codistill.data.stream import PixelsOnDisk, StreamedImages
 from codistill.hardware import available_bytes, cores
@@ -46,7 +47,7 @@ def read(data: Data) -> ImageData:
             "--folder DIR --image-size 32 after `codistill data folder`)"
         )
     folder = Path(data.folder).expanduser()
-    contents = list_images(folder)
+    contents = list_images(folder, data.test_share)
     workers = data.workers
     if workers is None:
         workers = cores() if contents.file_bytes > FEW_BYTES else 0
@@ -59,6 +60,20 @@ def read(data: Data) -> ImageData:
     return _read_streamed(folder, contents, pool, data)
 
 
+def read_test(data: Data, class_names: tuple[str, ...]) -> tuple[ImageSet, dict[str, Any]]:
+    """Read the images of ``data.folder`` to test networks of these classes on; also returns what was left out."""
+    folder, ignored, skipped = Path(data.folder or ".").expanduser(), list[str](), list[dict[str, str]]()
+    listing = list_test_images(folder, class_names, ignored)
+    pool = DecoderPool(data.workers or 0, data.side, data.resize, data.timeout_s)
+    images: ImageSet
+    if len(listing) * 3 * data.side**2 <= RESIDENT_BYTES:
+        images = _decode_all(listing, pool, data, skipped)
+        pool.close()
+    else:
+        images = _stream(listing, take_inventory(listing, pool), pool, data, skipped)
+    return images, {"skipped": skipped, "ignored": ignored}
+
+
 def _read_resident(folder: Path, contents: Contents, pool: DecoderPool, data: Data) -> ImageData:
     skipped: list[dict[str, str]] = []
     sets = {split: _decode_all(listing, pool, data, skipped) for split, listing in contents.sets.items()}
@@ -68,17 +83,23 @@ def _read_resident(folder: Path, contents: Contents, pool: DecoderPool, data: Da
 
 def _read_streamed(folder: Path, contents: Contents, pool: DecoderPool, data: Data) -> ImageData:
     skipped: list[dict[str, str]] = []
-    sets: dict[str, ImageSet] = {}
     inventories = {split: take_inventory(listing, pool) for split, listing in contents.sets.items()}
-    for split, listing in contents.sets.items():
-        unreadable = inventories[split].unreadable
-        for index, why in unreadable.items():
-            _skip(listing, index, why, data, skipped)
-        members = torch.tensor([index for index in range(len(listing)) if index not in unreadable], dtype=torch.int64)
-        _require_some(listing, len(members))
-        pixels = PixelsOnDisk(listing, pool, members, inventories[split].sha256[members])
-        sets[split] = StreamedImages(pixels, torch.from_numpy(listing.labels)[members])
+    sets = {
+        split: _stream(listing, inventories[split], pool, data, skipped) for split, listing in contents.sets.items()
+    }
     return _image_data(folder, contents, sets, skipped, inventories["train"].statistics(data.side))
+
+
+def _stream(
+    listing: Listing, inventory: "Inventory", pool: DecoderPool, data: Data, skipped: list[dict[str, str]]
+) -> StreamedImages:
+    for index, why in inventory.unreadable.items():
+        _skip(listing, index, why, data, skipped)
+    readable = [index for index in range(len(listing)) if index not in inventory.unreadable]
+    members = torch.tensor(readable, dtype=torch.int64)
+    _require_some(listing, len(members))
+    pixels = PixelsOnDisk(listing, pool, members, inventory.sha256[members])
+    return StreamedImages(pixels, torch.from_numpy(listing.labels)[members])
 
 
 def _image_data(
@@ -105,6 +126,7 @@ def _image_data(
             "source": {split: listing.split for split, listing in contents.sets.items()},
             "skipped": skipped,
             "ignored": contents.ignored,
+            **({"test_share": contents.test_share} if contents.test_share is not None else {}),
         },
     )
 

@@ -7,7 +7,7 @@ corrupted: the training set has exactly the size that was asked for, and validat
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from codistill.data import cifar, embedded, image_folder
 from codistill.data.decoder import SUFFIXES
 from codistill.data.image_files import count_suffixes
-from codistill.data.images import ImageData, ImageSet, sha256
+from codistill.data.images import ImageData, Images, ImageSet, sha256
 from codistill.randomness import derive
 from codistill.recipes.datasets import DATASETS
 from codistill.recipes.schema import Recipe
@@ -42,6 +42,32 @@ def load(data: Data | str, *, seed: int = 0, **settings: Any) -> ImageData:
         given = {key: str(value) if isinstance(value, PurePath) else value for key, value in settings.items()}
         data = Data.check({"name": data, **given}, "data")
     return prepare(READERS[DATASETS[data.name].reader](data), data, seed)
+
+
+def load_elsewhere(
+    recipe: Recipe,
+    folder: Path,
+    class_names: tuple[str, ...],
+    statistics: tuple[tuple[float, ...], tuple[float, ...]],
+) -> ImageData:
+    """Read a folder of images of these classes to test a recipe's networks on, prepared as its own test images are.
+
+    ``statistics`` are the mean and std that the networks were trained with. What cannot be read is left out.
+    """
+    known = {"name": "folder", "folder": str(folder), "image_size": recipe.data.side, "bad_images": "skip"}
+    settings = Data.check({**known, "resize": recipe.data.resize, "workers": recipe.data.workers}, "data")
+    images, left_out = image_folder.read_test(settings, class_names)
+    mean, std = statistics
+    if len(mean) == 1 and isinstance(images, Images):
+        images = Images(_gray(images.pixels), images.labels)
+    return ImageData("folder", images, images, None, class_names, mean, std, left_out)
+
+
+def _gray(pixels_N3HW: Tensor) -> Tensor:
+    """Grayscale images, by Pillow's formula."""
+    weights = torch.tensor([19595, 38470, 7471]).view(3, 1, 1)
+    parts = [(part.int() * weights).sum(1, keepdim=True) + 2**15 >> 16 for part in torch.split(pixels_N3HW, 256)]
+    return torch.cat(parts).byte()
 
 
 def load_for(recipe: Recipe) -> ImageData:
@@ -176,6 +202,12 @@ def _limit(images: ImageData, split: str, limit: int | None, seed: int) -> Image
 
 def remarks(report: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
     """Logging levels and messages about the data that ``report`` describes: wrong labels, files that are not read."""
+    if share := report.get("test_share"):
+        yield (
+            logging.INFO,
+            f"the folder has no train and test: {share:.0%} of every class's images, chosen by their names, test; "
+            "data.test_share sets another share",
+        )
     wrong = report.get("wrong_labels", {})
     if count := wrong.get("count"):
         total = report["sets"]["train"]["images"]

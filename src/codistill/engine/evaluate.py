@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,12 +18,12 @@ from codistill.cohort import Cohort
 from codistill.data.augmentation import OnDevice
 from codistill.data.batches import WHOLE
 from codistill.data.images import ImageData, ImageSet
-from codistill.data.load import load_for
+from codistill.data.load import load_elsewhere, load_for
 from codistill.engine.own import NO_NETWORKS, OwnNetworks, given_networks, require_given
 from codistill.engine.peers import ALONE, Peers
 from codistill.engine.runtime import Machine, prepared, without_trials
 from codistill.engine.state import cohort_of
-from codistill.engine.weight_files import load_weights
+from codistill.engine.weight_files import load_weights, read_report
 from codistill.networks.families import architecture
 from codistill.recipes.schema import Recipe
 from codistill.runs import weights
@@ -137,6 +138,38 @@ class Agreement:
 
 
 @dataclass(frozen=True)
+class ClassErrors:
+    """Every network's top-1 error in percent, class by class."""
+
+    names: tuple[str, ...]
+    images: tuple[int, ...]
+    """Test images of each class."""
+    errors: Mapping[str, tuple[float | None, ...]]
+    """By network; None for a class without images."""
+
+    @classmethod
+    def of(cls, names: Sequence[str], networks: Sequence[str], predicted_MN: Tensor, labels_N: Tensor) -> "ClassErrors":
+        images = labels_N.bincount(minlength=len(names)).tolist()
+        by_network = {}
+        for network, predicted_N in zip(networks, predicted_MN, strict=True):
+            wrong = labels_N[predicted_N != labels_N].bincount(minlength=len(names)).tolist()
+            shares = (100 * errors / total if total else None for errors, total in zip(wrong, images, strict=True))
+            by_network[network] = tuple(shares)
+        return cls(tuple(names), tuple(images), by_network)
+
+    @property
+    def are_equal(self) -> bool:
+        """Whether all classes that have images have the same number."""
+        return len({images for images in self.images if images}) == 1
+
+    @property
+    def balanced(self) -> dict[str, float]:
+        """Every network's error if all classes with images counted alike: the mean over these classes."""
+        found = {network: [one for one in errors if one is not None] for network, errors in self.errors.items()}
+        return {network: sum(errors) / len(errors) for network, errors in found.items()}
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """The metrics of a finished run's networks, measured again."""
 
@@ -146,32 +179,45 @@ class Evaluation:
     """By network."""
     agreement: list[Agreement]
     """One for every pair of networks."""
+    classes: ClassErrors
     differences: list[str]
     """The metrics that differ from result.json by more than the tolerance, in words."""
     damage: list[str]
     """The run's damaged files that the evaluation did not need, in words."""
+    left_out: Mapping[str, Any]
+    """Files of another folder that were not evaluated: ``skipped``, which cannot be read, and ``ignored``."""
 
 
 def evaluate_finished(
-    folder: RunFolder | str | Path, *, best: bool = False, networks: OwnNetworks = NO_NETWORKS
+    folder: RunFolder | str | Path,
+    *,
+    best: bool = False,
+    networks: OwnNetworks = NO_NETWORKS,
+    data: str | Path | None = None,
 ) -> Evaluation:
     """Evaluate the networks of a finished run on its test images: as shipped, or those of its best checkpoint.
 
-    ``networks`` are the modules of your own that it was trained with.
+    ``networks`` are the modules of your own that it was trained with. ``data`` is a folder of other images of the
+    run's classes, which then have the metrics; result.json knows nothing of them, so nothing is compared with it.
     """
     folder = folder if isinstance(folder, RunFolder) else RunFolder(Path(folder))
     with given_networks(networks):
-        return _evaluate_finished(folder, best=best)
+        return _evaluate_finished(folder, best=best, elsewhere=Path(data) if data is not None else None)
 
 
-def _evaluate_finished(folder: RunFolder, *, best: bool) -> Evaluation:
+def _evaluate_finished(folder: RunFolder, *, best: bool, elsewhere: Path | None) -> Evaluation:
     result = read_finished(folder)
     recipe = result.recipe
     require_given(recipe, recipe.networks, f"evaluate_finished({str(folder.path)!r}")
     saved = weights.best_checkpoint(folder) if best else None
     epoch = saved_state(saved, folder.best).position.epoch if saved else recipe.length.epochs
-    data = load_for(recipe)
-    if not has_test_images_of(result.data, data):
+    if elsewhere is None:
+        data = load_for(recipe)
+    else:
+        first = next(iter(recipe.networks))
+        about = read_report(folder.weights(first), first)
+        data = load_elsewhere(recipe, elsewhere, tuple(about.class_names), (tuple(about.mean), tuple(about.std)))
+    if elsewhere is None and not has_test_images_of(result.data, data):
         raise ValueError(f"{folder.path}: {other_test_images(recipe)}")
     with prepared(runtime_for_evaluation(recipe, result.environment)) as machine:
         networks = {name: load_shipped(folder, recipe, name, data, saved) for name in recipe.networks}
@@ -185,10 +231,18 @@ def _evaluate_finished(folder: RunFolder, *, best: bool) -> Evaluation:
             return logits
 
         metrics = evaluate(classify_and_keep, on_device.splits["test"], recipe.evaluation.batch_size)
-    pairs = agreement(list(networks), torch.cat(answered, dim=1), data.test.labels)
-    damage = folder.damage()
+    predicted_MN, labels_N, names = torch.cat(answered, dim=1), data.test.labels, list(networks)
     by_network = {name: metrics[f"{name}/final"] for name in recipe.networks}
-    return Evaluation(recipe, epoch, by_network, pairs, find_differences(by_network, result, epoch), damage)
+    return Evaluation(
+        recipe=recipe,
+        epoch=epoch,
+        metrics=by_network,
+        agreement=agreement(names, predicted_MN, labels_N),
+        classes=ClassErrors.of(data.class_names, names, predicted_MN, labels_N),
+        differences=[] if elsewhere else find_differences(by_network, result, epoch),
+        damage=folder.damage(),
+        left_out=data.report if elsewhere else {},
+    )
 
 
 def agreement(networks: Sequence[str], predicted_MN: Tensor, labels_N: Tensor) -> list[Agreement]:

@@ -52,6 +52,8 @@ class Progress:
 
     They are of the networks as they ship, as tensors on the CPU. Call it before the training goes on.
     """
+    validation: Mapping[str, Metrics] = field(default_factory=dict)
+    """The metrics on the validation set, if there is one."""
 
 
 class StoppedError(Exception):
@@ -200,6 +202,7 @@ def conclude_epoch(
         epoch=position.epoch,
         epochs=schedule.epochs,
         metrics=metrics["test"],
+        validation=metrics.get("validation", {}),
         train_error=learned["train_error"],
         terms=learned["terms"],
         images_per_s=schedule.images_seen(position) / run.elapsed_s,

@@ -3,6 +3,7 @@
 A file may come from anywhere. Nothing in it is executed, and what is read is bounded by the network's own size.
 """
 
+import json
 import re
 import zipfile
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -18,6 +19,7 @@ from codistill.networks.adapters.naming import is_tagged
 from codistill.networks.parts import classifier_layer
 from codistill.recipes.schema import Recipe
 from codistill.runs.checkpoint import fingerprint
+from codistill.runs.records import WeightsReport
 from codistill.runs.weights import load_strictly, refuse_damaged
 
 HEADER_BYTES = 16 * 2**20
@@ -66,6 +68,18 @@ def begin(backbone: nn.Module, recipe: Recipe, name: str, in_channels: int) -> d
             "give weights that were trained on these classes"
         )
     return {"source": source, **fingerprint(file), "classes": of_file, "new_classifier": new}
+
+
+def read_report(file: Path, name: str) -> WeightsReport:
+    """Read what a run's weight file says of the data that its network, ``name``, was trained on."""
+    if not file.is_file():
+        raise ValueError(f"network {name!r}: there is no file {file}")
+    refuse_damaged(file)
+    try:
+        with safe_open(file, framework="pt") as opened:
+            return WeightsReport.check(json.loads(opened.metadata()["codistill"]), file)
+    except (OSError, SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{file} does not say what its network was trained on ({error}); train again") from None
 
 
 def load_weights(backbone: nn.Module, file: Path, name: str) -> None:

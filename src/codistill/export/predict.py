@@ -11,7 +11,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from codistill.data.augmentation import centre_crop, normalise
-from codistill.data.decoder import SUFFIXES, Request, decode, read_bytes
+from codistill.data.decoder import READ, SUFFIXES, Request, decode, read_bytes
 from codistill.export import bundle, formats
 from codistill.export.bundle import Preprocessing
 from codistill.export.limits import BATCH_BYTES, IMAGE_BYTES
@@ -49,7 +49,7 @@ def predict(model: Path, images: Sequence[Path], top: int = 5) -> Iterator[Predi
 
 
 def find_images(paths: Sequence[Path]) -> list[Path]:
-    """Return the given files and all PNG and JPEG files in the given folders, each once."""
+    """Return the given files and all images in the given folders, each once."""
     found: dict[Path, None] = {}
     for path in paths:
         if path.is_dir():
@@ -60,14 +60,14 @@ def find_images(paths: Sequence[Path]) -> list[Path]:
         elif path.exists():
             found[path] = None
         else:
-            raise ValueError(f"{path}: no such file or folder; give images (PNG or JPEG) or folders of them")
+            raise ValueError(f"{path}: no such file or folder; give images ({READ}) or folders of them")
     return list(found)
 
 
 def _unidentified(suffix: str) -> str:
     if suffix in SUFFIXES:
-        return "its content is neither PNG nor JPEG; convert it to one of them"
-    return f"the format {suffix or 'of this file'} is not supported; convert it to PNG or JPEG"
+        return f"its content is not {READ}; convert it"
+    return f"the format {suffix or 'of this file'} is not supported; convert it to {READ}"
 
 
 @contextmanager

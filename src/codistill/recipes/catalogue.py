@@ -69,6 +69,23 @@ def quickstart() -> Recipe:
     )
 
 
+def own_images() -> Recipe:
+    """Two ResNet-18 from scratch on a folder of some hundred to some ten thousand photographs, in one command.
+
+    Not the paper's. 64 pixels, so that a CPU can train it; docs/own-images.md says what to change on a GPU.
+    """
+    return Recipe(
+        networks={"a": "resnet-18", "b": "resnet-18"},
+        data=Data(name="folder", image_size=72, resize="short_side"),
+        augment=Augment(pad=0, crop=64, random_resized_crop=0.35),
+        length=Length(epochs=30),
+        batch_size=32,
+        optimizer=Sgd(lr=0.05, weight_decay=5e-4, momentum=0.9, nesterov=True),
+        schedule=Cosine(warmup=0.1),
+        evaluation=Evaluation(batch_size=256),
+    )
+
+
 def finetune() -> Recipe:
     """Two pretrained networks, fine-tuned on a folder of images; docs/finetune.md says how to change it.
 
@@ -210,6 +227,7 @@ _ROWS: dict[str, tuple[str, Callable[[], Recipe]]] = {
         "Two tiny WRN on 1,500 small Fashion-MNIST images of which half have a wrong label.",
         quickstart,
     ),
+    "own-images": ("Two ResNet-18 from scratch on a folder of your images", own_images),
     "finetune": ("Two ResNets with ImageNet's weights, fine-tuned on a folder of your images", finetune),
     # Table 1: pairs on CIFAR-100; the last three pairs of twins are not in the printed paper.
     "cifar100/resnet-164-twins": ("Two ResNet-164", lambda: resnet_twins("resnet-164")),

@@ -51,7 +51,7 @@ _ROWS = (
         "folder",
         "image_folder",
         "folder",
-        "your own images: DIR/train/CLASS/*.png or *.jpg, and the same under DIR/test",
+        "your own images: DIR/CLASS/*.jpg, or DIR/train/CLASS/*.jpg and the same under DIR/test",
         None,
     ),
 )

@@ -110,6 +110,9 @@ class Data(Settings):
     folder: str | None = Field(None, description="the folder of the data; null: $CODISTILL_DATA or the user's cache")
     wrong_labels: Fraction = Field(0.0, description="share of the training labels replaced by wrong ones")
     validation: Fraction = Field(0.0, description="share of the training set held out")
+    test_share: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None, description="of a folder of classes without train and test: the share of each that tests; null: 0.2"
+    )
     train_limit: Count | None = Field(
         None, description="number of training images to use, balanced over the classes; null: all"
     )
@@ -146,8 +149,8 @@ class Data(Settings):
     @model_validator(mode="after")
     def _is_readable(self) -> Self:
         key, message = "image_size", ""
-        if self.name != "folder" and (self.resident is False or self.resize != "stretch"):
-            key, message = "name", f"{self.name} is in memory as it is; resident and resize are for folder"
+        if self.name != "folder" and (self.resident is False or self.resize != "stretch" or self.test_share):
+            key, message = "name", f"{self.name} is in memory as it is; resident, resize and test_share are for folder"
         elif self.name == "folder" and self.image_size is None:
             message = "missing; the images of a folder are resized to one size, as in data.image_size=32"
         elif self.normalisation == "authors" and (self.name not in AUTHORS_SETS or self.image_size):

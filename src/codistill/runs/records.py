@@ -143,6 +143,14 @@ class DataReport(Content):
     skipped: list[Any] = []
 
 
+class WeightsReport(Content):
+    """What a weight file says of the data that its network was trained on."""
+
+    mean: list[float]
+    std: list[float]
+    class_names: list[str]
+
+
 class BestEpoch(Content):
     epoch: Count
     top1_error: Percent

@@ -68,7 +68,7 @@ def sizes(recipe: Recipe) -> Sizes | None:
     data = recipe.data
     if known := NUMBERS.get(data.name):
         numbers = known.train_images, known.classes, known.channels
-    elif data.folder is None or (counted := _count_images(Path(data.folder).expanduser())) is None:
+    elif data.folder is None or not (counted := _count_images(Path(data.folder).expanduser(), data.test_share)):
         return None
     else:
         numbers = counted
@@ -84,12 +84,12 @@ def assumed_sizes(recipe: Recipe) -> Sizes:
 
 
 @lru_cache
-def _count_images(folder: Path) -> tuple[int, int, int] | None:
+def _count_images(folder: Path, test_share: float | None) -> tuple[int, int, int] | None:
     """Count a folder's images and classes; None if its layout is wrong, which the training reports."""
     from codistill.data.image_files import list_images
 
     try:
-        found = list_images(folder)
+        found = list_images(folder, test_share)
     except ValueError:
         return None
     return len(found.sets["train"]), len(found.class_names), 3
