@@ -37,7 +37,7 @@ WARM_UP = 3
 
 
 class Measured(NamedTuple):
-    """Of a step at rank 0: the median time, the processor's mean time, which other programs do not lengthen, bytes."""
+    """A step at rank 0: the median time, the processor's mean time, which other programs do not lengthen, bytes."""
 
     seconds: float
     cpu_seconds: float
@@ -198,7 +198,7 @@ def in_words(measured: Measured) -> str:
 
 
 def classifiers(recipe: Recipe) -> int:
-    """Of each network; all are alike."""
+    """The number of classifiers of each network; all are alike."""
     return 1 + len(recipe.graph.exits["n0"])
 
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import torch
 
 from codistill import Cohort, Objective, methods
+from codistill.data.augmentation import OnDevice
 from codistill.data.batches import plan_epoch
-from codistill.data.device import OnDevice
 from codistill.data.images import ImageData
 from codistill.data.load import load
 from codistill.engine.evaluate import evaluate
@@ -34,7 +34,7 @@ def cohorts(network: str, data: ImageData, seed: int) -> Iterator[tuple[str, Coh
 
 
 def errors(cohort: Cohort, data: OnDevice, epochs: int, seed: int) -> dict[str, float]:
-    """Of every network in percent, after training."""
+    """The error of every network in percent, after training."""
     device = data.mean.device
     objective = Objective(methods.dcm(cohort.outline)).to(device)
     cohort.to(device, memory_format=torch.channels_last)

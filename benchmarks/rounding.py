@@ -37,7 +37,7 @@ def all_wide() -> Iterator[None]:
 
 
 def error(way: str, seed: int, changes: Sequence[str]) -> float:
-    """Of the last epoch, in percent."""
+    """The error of the last epoch, in percent."""
     winograd = "on" if way == "winograd" else "off"
     own = "data.image_size=16", f"runtime.precision={WAYS[way]}", f"runtime.winograd={winograd}", f"seed={seed}"
     recipe = recipes.get("quickstart", [*own, *changes])

@@ -55,7 +55,7 @@ def learn_from_peer(learner: dict[str, Tensor], source: dict[str, Tensor]) -> Te
     for learner_logits in learner.values():
         for source_logits in source.values():
             log_probs = F.log_softmax(learner_logits, dim=1)
-            target = F.log_softmax(source_logits.detach(), dim=1)  # the source is not changed by whoever imitates it
+            target = F.log_softmax(source_logits.detach(), dim=1)  # a source gets no gradient
             # Sum over classes, mean over images. reduction="mean" would divide by the number of classes too.
             total = total + F.kl_div(log_probs, target, reduction="batchmean", log_target=True)
     return total

@@ -9,9 +9,9 @@ from codistill import Outline, TransferGraph
 
 
 def top_down(outline: Outline) -> TransferGraph:
-    everyone = outline.classifiers
-    edges = [(i, j) for i in everyone for j in everyone if i.network != j.network and i.stage < j.stage]
-    return TransferGraph(outline, labels=dict.fromkeys(everyone, 1.0), transfers=edges)
+    classifiers = outline.classifiers
+    edges = [(i, j) for i in classifiers for j in classifiers if i.network != j.network and i.stage < j.stage]
+    return TransferGraph(outline, labels=dict.fromkeys(classifiers, 1.0), transfers=edges)
 
 
 if __name__ == "__main__":

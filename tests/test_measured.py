@@ -8,7 +8,7 @@ from statistics import mean, median, stdev
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 MEASURED = BENCHMARKS / "measured"
 IMAGES = 50_000
-"""Of an epoch of CIFAR-100."""
+"""Training images of CIFAR-100, the images of an epoch."""
 RESULTS = (BENCHMARKS / "RESULTS.md").read_text(encoding="utf-8")
 
 

@@ -110,7 +110,7 @@ def test_every_import_is_a_declared_dependency() -> None:
 @pytest.mark.slow(reason="packs the checkout")
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="only a checkout knows which files belong to it")
 def test_the_sdist_has_all_that_the_checkout_has(tmp_path: Path) -> None:
-    """So that whoever packages it can run the tests, which read results, figures and documentation."""
+    """So that packagers can run the tests, which read results, figures and documentation."""
     build = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", tmp_path, ROOT]
     subprocess.run(build, check=True, capture_output=True)  # type: ignore[arg-type]
     (sdist,) = tmp_path.glob("codistill-*.tar.gz")
@@ -158,6 +158,6 @@ def test_the_wheel_is_whole_and_installs(tmp_path: Path) -> None:
 
 
 def test_every_part_logs_to_the_one_logger() -> None:
-    """A handler on ``codistill`` is all that anybody needs: no part opens a logger of its own."""
+    """A handler on ``codistill`` gets everything: no part opens a logger of its own."""
     openers = [file for file in SOURCE.rglob("*.py") if 'getLogger("codistill' in file.read_text()]
     assert [file.relative_to(SOURCE).as_posix() for file in openers] == ["log.py"]

@@ -36,7 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data_set", choices=["cifar10", "cifar100"])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--classes", type=int, help="only the first so many, in alphabetical order")
+    parser.add_argument("--classes", type=int, help="only the first N, in alphabetical order")
     options = parser.parse_args()
     print(f"{options.folder}: {write(options.data_set, options.folder, options.classes):,} files")
 

@@ -70,7 +70,7 @@ class Published:
         return mean(float(network[at]["top1_error"]) for run in runs for network in run["networks"].values())
 
     def error_in_epoch(self, twins: str, method: str, epoch: int) -> float:
-        """The mean test error (%) of all networks and seeds after so many epochs."""
+        """The mean test error (%) of all networks and seeds after that number of epochs."""
         runs = self.select(twins, method)
         return mean(
             float(run["epochs"][epoch - 1]["test"][f"{n}/final"]["top1_error"]) for run in runs for n in run["networks"]

@@ -71,7 +71,7 @@ def main() -> None:
         code = training.wait()
         if victim is None:
             shutil.rmtree(out)
-            continue  # it had ended already: that is no trial
+            continue  # it had ended already: this does not count
         kills += 1
         equal = code == 0 and checksums(out) == expected
         same += equal
@@ -79,7 +79,7 @@ def main() -> None:
         print(f"{kills}: killed process {victim}, {restarts} restarts, exit code {code}, same {equal}", flush=True)
         if equal:
             shutil.rmtree(out)
-    print(f"{same} of {given.runs} ended as the undisturbed run, which took {length:.0f} s; the rest lies in {folder}")
+    print(f"{same} of {given.runs} ended as the undisturbed run, which took {length:.0f} s; the others are in {folder}")
     sys.exit(same != given.runs)
 
 

@@ -123,7 +123,7 @@ def _picture(flowchart: str, page: str) -> str:
     """Mermaid's flowcharts are for readers on a code host; drawing them here would take a script of 3 MB."""
     if flowchart not in NAME_BY_FLOWCHART:
         raise PluginError(
-            f"{page}: a flowchart that is no method's; on the site only graphs can be drawn:\n{flowchart}"
+            f"{page}: a flowchart that is not of a method; the site draws only transfer graphs:\n{flowchart}"
         )
     name = NAME_BY_FLOWCHART[flowchart]
     return f"![Who teaches whom in {name}: {summary(GRAPHS[name])}](pictures/{name}.svg)"

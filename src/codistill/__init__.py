@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from codistill import recipes
     from codistill.cohort import Cohort
-    from codistill.data.datasets import from_datasets
+    from codistill.data.images import from_datasets
     from codistill.engine.evaluate import evaluate_finished
     from codistill.engine.trainer import train
     from codistill.export.export import export_network
@@ -46,7 +46,7 @@ _MODULES = {
     "count_costs": "codistill.studies.costs",
     "evaluate_finished": "codistill.engine.evaluate",
     "export_network": "codistill.export.export",
-    "from_datasets": "codistill.data.datasets",
+    "from_datasets": "codistill.data.images",
     "predict": "codistill.export.predict",
     "read_overview": "codistill.report.overview",
     "read_weights": "codistill.export.formats",

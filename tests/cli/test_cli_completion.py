@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from codistill.cli.app import app
 from codistill.cli.results import EXPORTED
-from codistill.export.export import FORMATS
+from codistill.export.formats import ALL_FORMATS
 from codistill.recipes import Recipe
 from codistill.recipes.parse import draft_of, parse_changes
 from codistill.trackers import TRACKERS
@@ -86,7 +86,7 @@ def test_names_of_everything_else() -> None:
     assert completed("train", "quickstart", "--track", "w") == ["wandb"]
     assert completed("list", "me") == ["methods"]
     assert completed("data", "ci") == ["cifar10", "cifar100"]
-    assert set(EXPORTED) == set(FORMATS)
+    assert set(EXPORTED) == set(ALL_FORMATS)
     assert completed("train", "quickstart", "--track", "", shell="bash") == list(TRACKERS)
 
 

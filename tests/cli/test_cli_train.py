@@ -180,7 +180,7 @@ def test_before_the_first_step_a_signal_ends_it_at_once(
     def read_slowly(*_: object, **__: object) -> None:
         os.kill(os.getpid(), number)
         went_on.append(True)
-        raise ValueError("nobody stopped me")
+        raise ValueError("was not stopped")
 
     monkeypatch.setattr(checks, "load_for", read_slowly)
     result = codistill("train", *TINY, "--out", "run")

@@ -41,7 +41,7 @@ def test_every_public_name_is_what_it_says() -> None:
         "count_costs": "codistill.studies.costs",
         "evaluate_finished": "codistill.engine.evaluate",
         "export_network": "codistill.export.export",
-        "from_datasets": "codistill.data.datasets",
+        "from_datasets": "codistill.data.images",
         "predict": "codistill.export.predict",
         "read_overview": "codistill.report.overview",
         "read_weights": "codistill.export.formats",

@@ -79,7 +79,7 @@ def test_a_process_that_dies_while_it_is_asked_is_replaced(two: DecoderPool, fil
 def test_an_image_that_takes_its_process_with_it_is_named_and_the_others_are_read(
     two: DecoderPool, files: list[Path]
 ) -> None:
-    """A named pipe that nobody writes to: whoever opens it hangs."""
+    """A named pipe without a writer: opening it hangs."""
     os.mkfifo(files[0].parent / "pipe.png")
     asked = [*requests(files[:5]), Request(str(files[0].parent / "pipe.png"), 0, 10, None), *requests(files[5:])]
     two.timeout_s = 1.0

@@ -49,7 +49,7 @@ def test_what_an_interrupted_look_has_found_is_kept(photos: Path, monkeypatch: p
             raise KeyboardInterrupt
         note(found, index, answer)
 
-    monkeypatch.setattr(module, "INVENTORY_FORMAT", "another")  # as if nobody had looked
+    monkeypatch.setattr(module, "INVENTORY_FORMAT", "another")  # as if nothing were cached
     monkeypatch.setattr(module, "REPORT_EVERY_S", 0.0)
     monkeypatch.setattr(module, "_add", interrupted)
     with pytest.raises(KeyboardInterrupt):

@@ -9,8 +9,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from codistill.data.datasets import from_datasets
-from codistill.data.images import ImageData, Images
+from codistill.data.images import ImageData, Images, from_datasets
 from codistill.data.load import prepare
 from codistill.recipes.sections import Data
 

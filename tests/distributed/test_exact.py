@@ -46,7 +46,7 @@ def train_spread(
 
 
 def checkpoint(out: Path) -> str:
-    """Of the newest one's tensors: weights, momentum, moving averages and sums, as one process lays them out."""
+    """The checksum of the newest one's tensors: weights, momentum, moving averages and sums, as in one process."""
     newest = max((out / "checkpoints").iterdir())
     return sha256((newest / "tensors.safetensors").read_bytes()).hexdigest()
 

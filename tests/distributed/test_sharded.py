@@ -17,6 +17,7 @@ from codistill.distributed.sharded import ShardedParams, shard_units, submodules
 from codistill.recipes import RecipeError
 from codistill.recipes.schema import Recipe
 from codistill.recipes.sections import Evaluation
+from codistill.runs.weights import tensors_of_network
 from support.mesh import (
     assert_close,
     assert_same_story,
@@ -199,12 +200,14 @@ def corrupt_a_shard(world: Any, notes: Path) -> None:
     recovery = Recovery(training)
     before = {name: tensor.clone() for name, tensor in training.tensors().items()}
     take_steps(training, 1)
-    moved = {name: tensor.clone() for name, tensor in training.tensors_of("b").items()}
+    moved = {name: tensor.clone() for name, tensor in tensors_of_network("b", training.tensors()).items()}
     if world.rank == 1:
-        training.tensors_of("a")["cohort/members.a.backbone.stages.stem.weight"].view(-1)[0] = torch.nan
+        training.tensors()["cohort/members.a.backbone.stages.stem.weight"].view(-1)[0] = torch.nan
     recovery.end_epoch()
-    assert all(torch.equal(tensor, before[name]) for name, tensor in training.tensors_of("a").items())
-    assert all(torch.equal(tensor, moved[name]) for name, tensor in training.tensors_of("b").items())
+    assert all(
+        torch.equal(tensor, before[name]) for name, tensor in tensors_of_network("a", training.tensors()).items()
+    )
+    assert all(torch.equal(tensor, moved[name]) for name, tensor in tensors_of_network("b", training.tensors()).items())
     assert any(not torch.equal(tensor, before[name]) for name, tensor in moved.items())
     (notes / f"{world.rank}").touch()
 

@@ -47,7 +47,7 @@ def test_a_teacher_shares_a_group_with_a_learner() -> None:
 def test_groups_are_printed_and_found() -> None:
     split = Split.parse("c + a,b", recipe_of(3))
     assert str(Layout(split)) == "2 ranks: a, c | b"
-    assert [split.group_of(name) for name in "abc"] == [0, 1, 0]
+    assert [Layout(split).rank_of(name, 0) for name in "abc"] == [0, 1, 0]
 
 
 @pytest.mark.parametrize(

@@ -86,4 +86,6 @@ def test_one_command_fine_tunes_two_files_of_1000_classes(folder: Path) -> None:
         network = zoo.timm.create_model(model, num_classes=CLASSES)
         network.load_state_dict(shipped, strict=True)
         assert network.eval()(torch.rand(1, 3, 32, 32)).shape == (1, CLASSES)
-    assert "its classifier is new, as it was of 1000 classes and the data have 10" in (run / "train.log").read_text()
+    assert (
+        "its classifier is new: the weights are for 1000 classes, the data have 10" in (run / "train.log").read_text()
+    )

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from codistill.data.device import OnDevice
+from codistill.data.augmentation import OnDevice
 from codistill.engine.bench import EPOCH_STEPS, Runner, bench, matmul_flops_per_s, random_data
 from codistill.engine.fast.compiler import compile_function
 from codistill.engine.runtime import prepared

@@ -67,7 +67,7 @@ def test_a_run_begins_from_a_file_records_it_and_continues_without_it(
     whole = train(recipe, tmp_path / "whole")
     log = (whole / "train.log").read_text()
     assert f"network 'a' begins from {file}\n" in log
-    assert f"its classifier is new, as it was of 7 classes and the data have 10: {', '.join(new)}\n" in log
+    assert f"its classifier is new: the weights are for 7 classes, the data have 10: {', '.join(new)}\n" in log
     start = read_result_content(whole / "result.json")["environment"]["start"]
     assert start["a"] == {
         "source": str(file),
@@ -177,7 +177,7 @@ def test_default_factors_leave_one_group() -> None:
 
 
 def gradients(recipe: Recipe) -> dict[str, Tensor]:
-    """Of a loss that only network a's auxiliary classifiers have."""
+    """The gradients of a loss of network a's auxiliary classifiers alone."""
     training = prepared_training(recipe)
     member = training.cohort.members["a"]
     torch.manual_seed(0)

@@ -24,9 +24,9 @@ def recipe(**changes: object) -> Recipe:
 
 
 def top_down(outline: Outline) -> TransferGraph:
-    everyone = outline.classifiers
-    edges = [(i, j) for i in everyone for j in everyone if i.network != j.network and i.stage < j.stage]
-    return TransferGraph(outline, dict.fromkeys(everyone, 1.0), edges)
+    classifiers = outline.classifiers
+    edges = [(i, j) for i in classifiers for j in classifiers if i.network != j.network and i.stage < j.stage]
+    return TransferGraph(outline, dict.fromkeys(classifiers, 1.0), edges)
 
 
 def own() -> OwnNet:

@@ -1,4 +1,4 @@
-"""A run's folder: nobody else's files are touched, and only the very same training continues there."""
+"""A run's folder: other files are not touched, and only the same training continues there."""
 
 import itertools
 import json
@@ -9,8 +9,7 @@ import torch
 import yaml
 from PIL import Image
 
-from codistill.data.datasets import from_datasets
-from codistill.data.images import ImageData
+from codistill.data.images import ImageData, from_datasets
 from codistill.engine.trainer import train
 from codistill.errors import RunError
 from codistill.recipes import parse

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from codistill import Cohort
+from codistill.engine.fast.capture import ShadowWeights
 from codistill.engine.fast.compiler import compile_network
-from codistill.engine.fast.shadow import ShadowWeights
 from codistill.networks.layers import BatchNorm2d, padded_convolution
 
 NETWORKS = {"a": "wrn-10-1-dropout-0.3", "b": "densenet-10-4", "c": "resnet-8", "d": "mobilenet"}

@@ -150,13 +150,13 @@ def test_a_full_disk_keeps_the_earlier_export(finished: Path, tmp_path: Path, mo
 
 
 def test_other_files_are_refused_and_stay_when_forced(finished: Path, tmp_path: Path) -> None:
-    (tmp_path / "model.onnx").write_bytes(b"somebody's own")
+    (tmp_path / "model.onnx").write_bytes(b"the user's own")
     (tmp_path / "labels.json").write_text("[]")
     with pytest.raises(ValueError, match=r"not part of an export, such as labels.json; .* --force"):
         export_network(finished, "a", "safetensors", tmp_path)
     assert found(tmp_path) == {"model.onnx", "labels.json"}
     export_network(finished, "a", "safetensors", tmp_path, force=True)
-    assert (tmp_path / "model.onnx").read_bytes() == b"somebody's own"
+    assert (tmp_path / "model.onnx").read_bytes() == b"the user's own"
     assert found(tmp_path) == FILES | {"model.onnx", "model.safetensors"}
     assert len(bundle.read(tmp_path).labels) == 10
 
@@ -194,7 +194,7 @@ def test_a_target_that_may_not_be_written(finished: Path, tmp_path: Path, monkey
         raise PermissionError(errno.EACCES, "Permission denied")
 
     (tmp_path / "out").mkdir()
-    monkeypatch.setattr(bundle, "TemporaryDirectory", refused)  # whoever runs the tests may be allowed everything
+    monkeypatch.setattr(bundle, "TemporaryDirectory", refused)  # the tests may run as root
     with pytest.raises(ValueError, match=r"out: cannot write the export \(Permission denied\): it is read-only or not"):
         export_network(finished, "a", "safetensors", tmp_path / "out")
 

@@ -60,7 +60,7 @@ def swap_checkpoints(path: Path, _: Any) -> None:
 
 
 def stale_manifest(path: Path, chance: random.Random) -> None:
-    """Of the step before, or of the same step saved at another time."""
+    """Replaces the manifest by that of the step before, or of the same step saved at another time."""
     folder = path.parent
     other = folder.parent / "step-00000002"
     if chance.random() < 0.5:

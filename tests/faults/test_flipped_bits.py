@@ -99,7 +99,7 @@ def do(command: str, run: Path, out: Path) -> Any:
 
 def notices(done: Any, command: str, path: Path, out: Path) -> bool:
     """Whether the command names the file: on the terminal, or on the page that it writes."""
-    # Of a checkpoint the folder is named: a flipped bit in its manifest looks like one in what the manifest describes.
+    # A checkpoint is named by its folder: a flipped bit in its manifest looks like one in what the manifest describes.
     name = f"{path.parents[1].name}/{path.parent.name}" if path.parent.name.startswith("step-") else path.name
     page = (out / "page.html").read_text() if command == "report" and done.exit_code == 0 else ""
     said = done.stderr + done.stdout if command != "report" else done.stderr + page

@@ -132,7 +132,7 @@ def damage(run: Path, file: str, keys: tuple[str | int, ...], value: object) -> 
     if path != state:
         del content[KEY]
     changed = json.dumps(put(content, keys, value))
-    if path != state:  # as somebody who means harm can
+    if path != state:  # as an attacker can
         end = LINE_END if file.endswith("jsonl") else JSON_END
         changed = with_checksum(changed.removesuffix("}").encode(), end).decode()
     path.write_text(changed)
@@ -208,7 +208,7 @@ def test_commands_refuse_it_by_its_key(file: str, keys: tuple[str | int, ...], v
             continue
         assert done.exit_code == 2, (arguments, done.output, done.exception)
         assert done.stderr.startswith("error: ")
-        # The result of a finished run has its epochs too, so a journal that differs is refused before its keys are read.
+        # The result of a finished run has its epochs too, so one that differs is refused before its keys are read.
         differs = state == "finished" and file == "journal.jsonl" and bool(keys)
         assert ("journal.jsonl and result.json have different epochs" if differs else words) in done.stderr, arguments
 

@@ -1,4 +1,4 @@
-"""Files that are intact, each by itself, but of another run, of another time, or not all of them, are named too."""
+"""Files that are intact one by one, but of another run or another time, or incomplete, are named too."""
 
 import shutil
 from collections.abc import Callable
@@ -122,7 +122,7 @@ def test_lines_that_are_missing_or_elsewhere(how: str, name: str, state: str, ru
     for command in ("report", "compare"):
         assert ("have different epochs" in said(command, run, tmp_path)[1]) == (not is_normal), command
     code, text = said("export", run, tmp_path)
-    # Of a line that is there twice, the first is the one that the checkpoint contains.
+    # If a line is there twice, the first is the one that the checkpoint contains.
     is_needed = name == "journal.jsonl" and (state, how) != ("interrupted", "the last is there twice")
     assert code == (2 if is_needed else 0), text
     assert code == 0 or "journal.jsonl" in text

@@ -1,4 +1,4 @@
-"""Without a network everything works: nothing is fetched, nothing is reported to anybody, unless asked."""
+"""Without a network everything works: nothing is fetched or reported unless asked."""
 
 import json
 import shutil

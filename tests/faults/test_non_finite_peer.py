@@ -1,4 +1,4 @@
-"""A network that is not finite takes nobody with it: what its peers end with, bit for bit."""
+"""A network that is not finite leaves its peers alone: they end with the same bits as without it."""
 
 import math
 import random
@@ -49,7 +49,7 @@ def test_a_hundred_injections(optimizer: str, counted: Counted) -> None:
         assert after["tally/sums"].isfinite().all()
         skipped = stepper.training.health.skipped()
         if kind == "weight" and not skipped[target]:
-            hidden += 1  # minus infinity before a ReLU: it computes what a dead unit does, until somebody looks
+            hidden += 1  # minus infinity before a ReLU: it computes what a dead unit does
             assert value == -math.inf
         else:
             assert skipped == {target: 1, well: int(kind == "pixel")}

@@ -23,7 +23,7 @@ from support.tiny import tiny_recipe
 
 
 def train(recipe: Recipe, out: Path, monkeypatch: pytest.MonkeyPatch, non_finite_at: int) -> Training:
-    """To the end, with NaN put into a weight of network a after so many steps."""
+    """To the end, with NaN put into a weight of network a after some steps."""
     made: list[Training] = []
     prepare = trainer.prepare_training  # type: ignore[attr-defined]
 

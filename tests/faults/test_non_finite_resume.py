@@ -34,7 +34,7 @@ NEVER = 1e6
 
 @dataclass(frozen=True)
 class Interruption:
-    """Sends this process a signal after so many steps, or so many seconds after its first one."""
+    """Sends this process a signal after a number of steps, or of seconds after its first one."""
 
     number: int
     after_steps: int = 0

@@ -118,7 +118,7 @@ def test_a_run_whose_folder_vanishes_ends_with_a_clear_word(tmp_path: Path) -> N
 
 
 def remove(folder: Path) -> bool:
-    """Under another name, as somebody who tidies up would."""
+    """Under another name, as after tidying up."""
     if folder.exists():
         folder.rename(folder.with_name("elsewhere"))
     return True

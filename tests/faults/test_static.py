@@ -1,4 +1,4 @@
-"""What could execute a file's content, or talk to somebody, is used where it is named here and nowhere else."""
+"""What could execute a file's content, or use the network, is used where it is named here and nowhere else."""
 
 import ast
 from collections.abc import Iterator

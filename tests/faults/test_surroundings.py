@@ -1,4 +1,4 @@
-"""What happens around a run: a clock that is set back, and somebody else who starts the same run."""
+"""What happens around a run: a clock that is set back, and another process that starts the same run."""
 
 import itertools
 import json

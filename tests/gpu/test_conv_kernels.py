@@ -19,7 +19,7 @@ pytestmark = [
 
 DEVICE = "cuda"
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
-"""Of the difference's length, relative: what is stored in bfloat16 is rounded to 8 bits."""
+"""Largest relative length of the difference; bfloat16 rounds to 8 bits."""
 SHAPES = [
     *((64, 16, 16, 32, 32), (64, 32, 32, 16, 16), (64, 64, 64, 8, 8)),  # ResNet-110's
     *((120, 16, 16, 32, 32), (31, 32, 32, 32, 31)),  # more tiles than programs

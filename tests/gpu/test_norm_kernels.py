@@ -17,7 +17,7 @@ pytestmark = [
 ]
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
-"""Of the difference's length, relative: what is stored in bfloat16 is rounded to 8 bits."""
+"""Largest relative length of the difference; bfloat16 rounds to 8 bits."""
 CORNERS, NEAR = (0.0, 6.0), 0.03
 """There an activation's gradient jumps, so two that stand on different sides of one differ by all or nothing."""
 

@@ -21,7 +21,7 @@ def layer(in_channels: int, out_channels: int, stride: int = 1) -> nn.Module:
 
 
 class Net(nn.Module):
-    """What somebody brings along: three resolutions, functions between the modules, and a dropout by hand."""
+    """A user's module: three resolutions, functions between the modules, and a dropout by hand."""
 
     def __init__(self, classes: int = 5, in_channels: int = 3) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ def test_without_stages_only_the_classifier_itself_learns_and_the_log_says_so(ca
     assert list(Cohort({"mine": flat}, 5)(IMAGES)) == ["mine/final"]
     (record,) = caplog.records
     assert record.getMessage().startswith(
-        "network 'mine': no stages found to hang heads at, so only its own classifier"
+        "network 'mine': no stages found to attach heads at, so only its own classifier"
     )
     with pytest.raises(ValueError, match="network 'mine': it has no module 'c2' that runs"):
         Cohort({"mine": flat}, 5, exits=["c2"])

@@ -22,7 +22,7 @@ def counted(name: str, exit_name: str, kind: str = "paper", classes: int = 1000,
         return cost(network.head(exit_name, kind, classes), tuple(features.shape[1:]))
 
 
-# The paper's heads for ImageNet's ResNets: torchvision's networks get the very same ones without anybody's table.
+# The paper's heads for ImageNet's ResNets: torchvision's networks get the same ones without a table.
 @pytest.mark.parametrize(
     ("automatic", "paper", "exit_name", "papers_exit"),
     [

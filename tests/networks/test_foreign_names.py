@@ -71,7 +71,7 @@ def test_a_tag_names_pretrained_weights() -> None:
         ("timm:vit:img_size=5000", "img_size is a whole number from 1 to 4096, not '5000'"),
         ("timm:vit:img_size=32,img_size=64", "img_size is given twice"),
         ("timm:vit:drop_rate=1.5", "drop_rate is a number from 0 up and below 1, as in drop_rate=0.1, not '1.5'"),
-        ("timm:resnet18@", "after @ come the modules at whose outputs heads hang, as in @layer2,layer3"),
+        ("timm:resnet18@", "after @ come the modules whose outputs get heads, as in @layer2,layer3"),
         ("timm:resnet18@layer 2", "after @ come the modules"),
         ("timm:resnet18@layer2,layer2", "the exit 'layer2' is named twice"),
         ("timm:resnet18@" + ",".join(f"b{k}" for k in range(9)), "9 exits; at most 8"),

@@ -14,7 +14,7 @@ PHOTOS = ["data.name=folder", "data.folder=photos"]
 
 
 def test_other_images_keep_their_labels_and_all_of_them() -> None:
-    """Half of the embedded labels are wrong to make a demonstration, which nobody's own photos are for."""
+    """Half of the embedded labels are wrong to make a demonstration, which users' own photos do not need."""
     own = recipes.get("quickstart", PHOTOS).data
     assert (own.wrong_labels, own.train_limit, own.test_limit) == (0.0, None, None)
     asked = recipes.get("quickstart", [*PHOTOS, "data.wrong_labels=0.2", "data.test_limit=50"]).data

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from codistill.cli.app import app
 from codistill.recipes.schema import Recipe
-from codistill.report.headline import caveats, headline
 from codistill.report.page import live_page, report_page
+from codistill.report.sections import caveats, headline
 from codistill.runs.seal import write_sealed
 from codistill.studies.costs import count_costs
 from support.made_up import look, made_up_run, quick, rewrite

@@ -1,6 +1,7 @@
 import errno
 import hashlib
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ RECORDS = [{"step": step, "loss": 1 / (step + 3), "exits": {"b": 1, "a": [1e-7, 
 
 
 def write(path: Path, records: Any) -> Any:
-    with Journal(path) as journal:
+    with closing(Journal(path)) as journal:
         for record in records:
             journal.append(record)
         return journal.content
@@ -28,7 +29,7 @@ def test_every_record_is_one_line_with_sorted_keys_and_full_floats(tmp_path: Pat
     assert path.read_bytes() == b"".join(
         head + f', "sha256": "{hashlib.sha256(head).hexdigest()}"}}\n'.encode() for head in heads
     )
-    with Journal(path) as journal:
+    with closing(Journal(path)) as journal:
         assert journal.read() == [{"a": 1, "b": 0.30000000000000004}, {"z": "é\n"}]
 
 
@@ -40,7 +41,7 @@ def test_a_continued_journal_is_the_uninterrupted_one(tmp_path: Path, stop: int)
     write(resumed, [{"step": "after the checkpoint"}])
     with resumed.open("ab") as file:
         file.write(b'{"step": "cut in the mid')
-    with Journal(resumed) as journal:
+    with closing(Journal(resumed)) as journal:
         journal.restore(saved)
         assert resumed.read_text() == journal.content == saved
         for record in RECORDS[stop:]:
@@ -58,7 +59,7 @@ def test_a_last_line_cut_anywhere_is_reported_and_left_out(
     os.truncate(path, len(content) + cut)
     assert read_journal(path) == RECORDS[:2]
     assert "line 3: the last line is incomplete" in caplog.text
-    with Journal(path) as journal:
+    with closing(Journal(path)) as journal:
         assert journal.content == content
         journal.append(RECORDS[2])
     assert read_journal(path) == RECORDS[:3]
@@ -79,7 +80,7 @@ def test_what_is_damaged_is_restored_from_the_checkpoint(
     content = bytearray(saved.encode())
     content[len(content) // 2] ^= 4
     path.write_bytes({"flipped": bytes(content), "cut short": saved.encode()[:-200], "removed": b""}[damage])
-    with Journal(path) as journal:
+    with closing(Journal(path)) as journal:
         journal.restore(saved)
         assert journal.read() == RECORDS
     assert path.read_text() == saved
@@ -115,7 +116,7 @@ def test_nan_and_infinities_are_null(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
 def test_a_failed_append_leaves_no_part_of_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     path = tmp_path / "journal.jsonl"
-    with Journal(path) as journal:
+    with closing(Journal(path)) as journal:
         journal.append({"a": 1})
 
         def fail(_: Any) -> None:
@@ -142,7 +143,7 @@ def test_a_line_written_in_pieces_arrives_whole(tmp_path: Path) -> None:
             return self.file.write(content[:3])
 
     path = tmp_path / "journal.jsonl"
-    with Journal(path) as journal:
+    with closing(Journal(path)) as journal:
         journal._file = Slow(journal._file)  # type: ignore[assignment]
         journal.append({"a": "many pieces"})
     assert read_journal(path) == [{"a": "many pieces"}]
@@ -153,7 +154,7 @@ def test_each_line_is_on_the_disk_before_append_returns(tmp_path: Path, monkeypa
     synced = []
     fsync = os.fsync
     monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.fstat(fd)), fsync(fd)))
-    with Journal(path) as journal:
+    with closing(Journal(path)) as journal:
         assert [entry.st_ino for entry in synced] == [tmp_path.stat().st_ino]
         journal.append({"a": 1})
     assert (synced[-1].st_ino, synced[-1].st_size) == (path.stat().st_ino, len(sealed_line({"a": 1})))
@@ -165,7 +166,7 @@ def test_a_line_without_end_is_refused_without_reading_it_all(tmp_path: Path, mo
     path.write_bytes(b"x" * 1000)
     with pytest.raises(RunError, match="line 1"):
         read_journal(path)
-    with Journal(tmp_path / "other.jsonl") as journal, pytest.raises(ValueError, match="may have 50 bytes"):
+    with closing(Journal(tmp_path / "other.jsonl")) as journal, pytest.raises(ValueError, match="may have 50 bytes"):
         journal.append({"text": "x" * 50})
 
 

@@ -91,7 +91,7 @@ def test_a_failed_run_is_named_with_its_last_words_and_the_others_go_on(tmp_path
     assert len(call.runs) == 5
     assert f"Failed: {PAIR}, DML, seed 41: ended with exit code 3 and no result" in call.printed
     assert "| the disk is on fire" in call.printed
-    assert "To try it by itself: codistill train" in call.printed
+    assert "To run it alone: codistill train" in call.printed
     assert "1 of 6 runs are not finished. To continue them:" in call.printed
     assert "\n1 of 6 runs not finished; so far: DCM is ahead of independent by 8.00 points" in call.printed
     assert "| DML | 1 |" in (call.out / "demo.md").read_text()
@@ -162,7 +162,7 @@ def test_what_to_type_is_one_line_on_a_narrow_terminal(tmp_path: Path) -> None:
     again = f"codistill study demo {ON_CPU} --seeds 1 --jobs 2 --out {tmp_path / 'out'}"
     assert lines[-1] == f"  {again}"
     assert any(line.endswith(f"`{again}` makes them.") for line in lines)
-    alone = [line for line in lines if line.startswith("  To try it by itself: codistill train ")]
+    alone = [line for line in lines if line.startswith("  To run it alone: codistill train ")]
     assert len(alone) == 3
     assert all(f" --out {tmp_path / 'out' / 'runs'}" in line for line in alone)
 

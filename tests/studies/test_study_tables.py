@@ -63,7 +63,7 @@ def test_every_network_of_every_method_with_its_spread(study: Study, tmp_path: P
 
 
 def test_paired_differences_and_verdicts(study: Study, tmp_path: Path) -> None:
-    """Of a study whose seeds draw wrong labels and images."""
+    """The seeds of this study draw wrong labels and images."""
     found = differences(build_tables(study, results_of(study, tmp_path), [1, 2, 3]))
     # DML − independent: −1, −0.5, −1.5; mean −1, std 0.5, margin 4.3027 · 0.5 / √3 = 1.2421: contains 0.
     dml = found["DML − independent"]

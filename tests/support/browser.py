@@ -25,7 +25,7 @@ class Tab:
         raise AssertionError(f"not so after 30 s: {expression}; errors: {self.errors}")
 
     def draw_all(self) -> None:
-        """Open every fold and draw every chart, as somebody does who reads to the end."""
+        """Open every fold and draw every chart, as a reader of the whole page does."""
         self.page.evaluate(
             "document.querySelectorAll('details').forEach((one) => { one.open = true; });"
             "document.querySelectorAll('[data-chart]').forEach(drawChart)"

@@ -52,7 +52,7 @@ def listed(folder: Path) -> list[str]:
 
 
 def seal(folder: Path, step: int) -> None:
-    """Give a checkpoint the manifest that its files would have, as somebody who means harm can."""
+    """Give a checkpoint the manifest that its files would have, as an attacker can."""
     recorded = {
         name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         for name in NAMES[:2]

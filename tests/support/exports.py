@@ -64,7 +64,7 @@ def with_code(archive: bytes, table: str, key: str) -> bytes:
 
 
 def accept_files(export: Path) -> None:
-    """Records the files of an export as they are now in its manifest, as somebody who means harm can."""
+    """Records the files of an export as they are now in its manifest, as an attacker can."""
     (model,) = {path.name for path in export.iterdir()} & MODELS.keys()
     files = {name: sha256_of(export / name) for name in (model, LABELS, PREPROCESSING)}
     write_sealed(export / MANIFEST, {"codistill_export": VERSION, "model": model, "files": files})

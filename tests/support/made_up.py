@@ -108,7 +108,7 @@ def result(recipe: Recipe) -> dict[str, Any]:
 
 
 def made_up_run(folder: Path, recipe: Recipe, epochs: int | None = None) -> Path:
-    """A finished run, or one that has come so many epochs far."""
+    """A finished run, or one interrupted after some epochs."""
     done = recipe.length.epochs if epochs is None else epochs
     folder.mkdir(parents=True)
     RunFolder(folder).write_recipe(recipe)

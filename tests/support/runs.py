@@ -25,7 +25,7 @@ def train(recipe: Recipe, out: Path, steps: int | None = None) -> Path:
 
 
 def accept_weights(run: Path) -> None:
-    """Records the weight files as they are now in the run's result, as somebody who means harm can."""
+    """Records the weight files as they are now in the run's result, as an attacker can."""
     folder = RunFolder(run)
     result = read_sealed(folder.result, MAX_BYTES)
     for name, network in result["networks"].items():

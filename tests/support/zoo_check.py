@@ -20,7 +20,7 @@ PARTNER = "resnet-8"
 
 @dataclass(frozen=True)
 class Checked:
-    """A network of the zoo as it was found; ``heads`` by exit: the module in front and what the head is made of."""
+    """A network of the zoo; ``heads`` by exit: the module in front and what the head is made of."""
 
     parameters: int
     image_size: int

@@ -138,7 +138,7 @@ def check_compiler() -> Iterator[Finding]:
 def check_extras() -> Iterator[Finding]:
     """Compare what is installed with what the optional extras need, from the packages' metadata."""
     needed: dict[str, dict[str, str]] = {}
-    for line in (installed("codistill") and requires("codistill")) or ():  # nothing where it only lies on the path
+    for line in (installed("codistill") and requires("codistill")) or ():  # none if it is not installed
         if (found := REQUIREMENT.match(line)) and found["extra"] in EXTRAS:
             needed.setdefault(found["extra"], {})[found["package"]] = found["least"]
     for extra, packages in sorted(needed.items()):

@@ -53,7 +53,7 @@ def evaluate(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate the weight files of a finished run again, or on other images."""
+    """Evaluate a finished run again, from its weight files, or on other images."""
     from codistill.engine.evaluate import evaluate_finished
 
     with memory_explained(ON_CPU), logging_to(ConsoleHandler(console(quiet=True))):
@@ -211,8 +211,8 @@ def compare(
 ) -> None:
     """Compare runs or studies, with n, ± and differences."""
     from codistill.cli.study import print_table
-    from codistill.report.headline import headline
     from codistill.report.overview import read_overview
+    from codistill.report.sections import headline
 
     if out is not None and out.suffix not in FORMATS:
         raise unknown("format of a comparison", out.suffix or str(out), FORMATS)

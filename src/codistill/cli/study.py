@@ -51,7 +51,7 @@ def study(
     changes: Changes,
     seeds: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Number of seeds, from the study's first; default: as in the study."),
+        typer.Option(metavar="N", help="Number of seeds, counted from the study's first; default: the study's own."),
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder; default: runs/NAME.")] = None,
     jobs: Annotated[
@@ -156,7 +156,7 @@ def _print_failure(failure: Failure, console: Console) -> None:
         console.print(f"  | {line}", soft_wrap=True)
     if failure.recipe_file is not None:
         typed = shlex.join(["codistill", "train", str(failure.recipe_file), "--out", str(failure.run.folder)])
-        console.print(f"  The whole log: {failure.log_file}\n  To try it by itself: {typed}", soft_wrap=True)
+        console.print(f"  The whole log: {failure.log_file}\n  To run it alone: {typed}", soft_wrap=True)
         if failure.run.folder.exists():
             restart = f"move {failure.run.folder} away; the study then trains it again"
             console.print(f"  If it cannot continue: {restart}", soft_wrap=True)

@@ -79,7 +79,8 @@ def train(
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the result, no progress.")] = False,
     download: Annotated[
-        bool, typer.Option("--download", help="Fetch pretrained weights that networks are named with, if missing.")
+        bool,
+        typer.Option("--download", help="Download pretrained weights that are named by a tag, if missing."),
     ] = False,
     within: Annotated[
         float | None,

@@ -77,11 +77,11 @@ class Bucket:
 class GradientSync:
     """All-reduces the gradients of a module's parameters, bucket by bucket, during the backward pass."""
 
-    def __init__(self, module: nn.Module, data_parallel: DataParallelGroup, bucket_bytes: int = BUCKET_BYTES) -> None:
+    def __init__(self, module: nn.Module, data_parallel: DataParallelGroup) -> None:
         self.data_parallel = data_parallel
         learning = [parameter for parameter in module.parameters() if parameter.requires_grad]
         # In reverse: the gradients of the last layers are ready first.
-        self.buckets = [Bucket(group) for group in _fill_buckets(learning[::-1], bucket_bytes)]
+        self.buckets = [Bucket(group) for group in _fill_buckets(learning[::-1])]
         self.bytes = sum(parameter.nbytes for parameter in learning)
         self.started = 0
         self.is_armed = False
@@ -127,11 +127,11 @@ class GradientSync:
             self.started += 1
 
 
-def _fill_buckets(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> Iterator[list[nn.Parameter]]:
+def _fill_buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
     """Yields parameters in order, as many as fit into a bucket and have the same dtype."""
     bucket: list[nn.Parameter] = []
     for parameter in parameters:
-        is_full = sum(other.nbytes for other in bucket) + parameter.nbytes > bucket_bytes
+        is_full = sum(other.nbytes for other in bucket) + parameter.nbytes > BUCKET_BYTES
         if bucket and (is_full or parameter.dtype != bucket[0].dtype):
             yield bucket
             bucket = []

@@ -40,10 +40,6 @@ class ExitCodes:
     by_rank: Mapping[int, int]
 
     @property
-    def is_success(self) -> bool:
-        return not any(self.by_rank.values())
-
-    @property
     def is_wrong_input(self) -> bool:
         """Whether a rank has reported wrong input, which a restart would not change."""
         return ExitCode.WRONG_INPUT in self.by_rank.values()
@@ -63,7 +59,7 @@ def launch(command: Sequence[str], processes: int, restarts: int, stop: Callable
     """Runs ``command`` on every rank until all succeed or stop; returns 0, or 2 where a rank reports wrong input."""
     for attempt in range(restarts + 1):
         codes = run_once(command, processes, stop)
-        if codes.is_success:
+        if not any(codes.by_rank.values()):
             return ExitCode.DONE
         if codes.is_wrong_input:
             return ExitCode.WRONG_INPUT

@@ -25,9 +25,6 @@ class Split:
     def __str__(self) -> str:
         return ",".join("+".join(names) for names in self.groups)
 
-    def group_of(self, network: str) -> int:
-        return next(group for group, names in enumerate(self.groups) if network in names)
-
     @classmethod
     def parse(cls, text: str, recipe: Recipe) -> "Split":
         """Reads ``"a+c,b"``: one group trains a and c, the next one b."""
@@ -92,7 +89,8 @@ class Layout:
         return self.split.groups[rank // self.shards]
 
     def rank_of(self, network: str, shard: int) -> int:
-        return self.split.group_of(network) * self.shards + shard
+        group = next(group for group, names in enumerate(self.split.groups) if network in names)
+        return group * self.shards + shard
 
     def group_ranks(self, rank: int) -> list[int]:
         """Returns the ranks that train the same networks as ``rank``, itself included."""

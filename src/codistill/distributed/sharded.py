@@ -201,11 +201,7 @@ def shard_units(part: nn.Module) -> Iterator[nn.Module]:
 def repeated_blocks(network: nn.Module) -> Iterator[nn.Module]:
     """Yields what a network from another library repeats in a sequence; nothing for one of codistill's blocks."""
     for child in network.children():
-        if isinstance(child, nn.Sequential | nn.ModuleList) and all(map(_is_composite, child)):
+        if isinstance(child, nn.Sequential | nn.ModuleList) and all(list(block.children()) for block in child):
             yield from child
         else:
             yield from repeated_blocks(child)
-
-
-def _is_composite(module: nn.Module) -> bool:
-    return next(module.children(), None) is not None

@@ -51,7 +51,6 @@ def train_rank(
     world: ProcessGroup,
     *,
     request: LayoutRequest = BY_COST,
-    data: ImageData | None = None,
     stop: Callable[[], bool] = never,
     heartbeat: Callable[[Position, TrainingSchedule], None] = ignore,
     show: Callable[[Progress], None] = ignore,
@@ -63,7 +62,7 @@ def train_rank(
     folder = RunFolder(Path(out))
     with world.report_failures():
         check_request(recipe, world.size, request)
-        data = load_images(recipe, data)
+        data = load_images(recipe, None)
         check_agreement(world, recipe, data, request)
         if world.any(world.is_root and folder.is_finished(recipe)):
             log.info("%s is finished already", folder.path)

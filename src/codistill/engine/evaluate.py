@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from codistill.cohort import Cohort
+from codistill.data.augmentation import OnDevice
 from codistill.data.batches import WHOLE
-from codistill.data.device import OnDevice
 from codistill.data.images import ImageData, ImageSet
 from codistill.data.load import load_elsewhere, load_for
 from codistill.engine.own import NO_NETWORKS, OwnNetworks, given_networks, require_given
@@ -178,7 +178,7 @@ class Evaluation:
     metrics: Mapping[str, Metrics]
     """By network."""
     agreement: list[Agreement]
-    """Of every pair of networks."""
+    """One for every pair of networks."""
     classes: ClassErrors
     differences: list[str]
     """The metrics that differ from result.json by more than the tolerance, in words."""
@@ -299,13 +299,17 @@ def load_trained_cohort(folder: RunFolder, recipe: Recipe, data: ImageData) -> C
 def build_classify(
     shipped: Mapping[str, nn.Module], cohort: Cohort | None, on_device: OnDevice, machine: Machine
 ) -> Classify:
-    """Move the networks to the device; the function returned takes raw pixels to logits by classifier name.
-
-    The final classifiers in ``shipped`` replace those of ``cohort``.
-    """
+    """Move the networks to the device, and return ``classifier`` of them."""
     modules: list[nn.Module] = [*shipped.values(), *([cohort] if cohort is not None else [])]
     for module in modules:
         module.eval().to(machine.device).to(memory_format=machine.memory_format)  # type: ignore[call-overload]
+    return classifier(shipped, cohort, on_device, machine)
+
+
+def classifier(
+    shipped: Mapping[str, nn.Module], cohort: Cohort | None, on_device: OnDevice, machine: Machine
+) -> Classify:
+    """Raw pixels in, logits by classifier name out; final classifiers in ``shipped`` replace those of ``cohort``."""
 
     def classify(pixels: Tensor) -> dict[str, Tensor]:
         images = on_device.plain(pixels).contiguous(memory_format=machine.memory_format)

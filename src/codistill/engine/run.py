@@ -113,10 +113,10 @@ class Run:
                 for place in folder.places:
                     sweep(place)
                 run = cls(folder, recipe, data)
-                with run.journal, run.timing, closing(run.saver):
+                with closing(run.journal), closing(run.timing), closing(run.saver):
                     run._describe_once()
                     if began_in:
-                        run._record_precision(began_in)
+                        run._add_to_environment("precision", began_in)
                     run._log_data()
                     if changed:
                         log.info("%s continues with %s", folder.path, "; ".join(changed))
@@ -197,7 +197,7 @@ class Run:
             log.info("network %r begins from %s", name, start["source"])
             if new := start["new_classifier"]:
                 classes = start["classes"], self.data.num_classes, ", ".join(new)
-                log.info("its classifier is new, as it was of %d classes and the data have %d: %s", *classes)
+                log.info("its classifier is new: the weights are for %d classes, the data have %d: %s", *classes)
 
     def _check_precision(self, precision: str) -> None:
         """Record the precision when the run begins; raises RunError if ``auto`` is another one now."""
@@ -207,10 +207,7 @@ class Run:
                 f"{self.folder.path} began in {began_in}, and runtime.precision=auto is {precision} on this machine; "
                 f"continue it with runtime.precision={began_in}, or choose another --out"
             )
-        self._record_precision(began_in)
-
-    def _record_precision(self, precision: str) -> None:
-        self._add_to_environment("precision", precision)
+        self._add_to_environment("precision", began_in)
 
     def _add_to_environment(self, key: str, fact: object) -> None:
         facts = read_sealed(self.folder.environment)

@@ -54,7 +54,7 @@ class StoppedEarlyError(KeyboardInterrupt):
 class StopRequest:
     """``with StopRequest() as stop:`` the first signal makes ``stop()`` true, and the second ends the command at once.
 
-    It is true for an orphan as well, which nobody could stop any more. The first signal only sets a flag, because it
+    It is true for an orphan as well, which no signal would reach. The first signal only sets a flag, because it
     may interrupt anything, printing and saving included. But before the first call of ``stop()`` nothing has been
     trained, and reading data or compiling may take minutes: there it raises StoppedEarlyError at once.
     """

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from codistill.cohort import Cohort, Member
+from codistill.data.augmentation import OnDevice
 from codistill.data.batches import Draws
-from codistill.data.device import OnDevice
 from codistill.data.images import ImageData
 from codistill.engine.health import Health
 from codistill.engine.optim import MovingAverage, build_optimizers, optimizer_tensors
@@ -22,7 +22,7 @@ from codistill.engine.weight_files import begin
 from codistill.networks.backbone import Architecture
 from codistill.networks.parts import freeze, is_frozen
 from codistill.recipes.schema import Recipe
-from codistill.runs.weights import checkpoint_tensors, tensors_of_network
+from codistill.runs.weights import checkpoint_tensors
 from codistill.transfer.objective import Loss, Objective
 
 LARGE_ENOUGH = 32  # pixels: every built-in family has a feature map left at its last stage
@@ -117,10 +117,6 @@ class Training:
         }
         local = self.peers.local
         return {name: local(tensor) for name, tensor in checkpoint_tensors(groups).items()}
-
-    def tensors_of(self, network: str) -> dict[str, Tensor]:
-        """The tensors that belong to one network."""
-        return tensors_of_network(network, self.tensors())
 
     def restore(self, saved: Mapping[str, Tensor]) -> None:
         copy_matching(self.tensors(), saved)

@@ -32,12 +32,13 @@ def step(training: Training, executor: "Executor", batch: Draws, at: StepContext
 
     With gradient accumulation, ``at`` says whether the batch is the first or last of an update, and its share of the
     update's images. ``peers`` are the other processes, which train other networks, other shards of the batch, or both;
-    in one process its methods are no-ops.
+    in one process its methods return what they are given. ``health`` is a mask on the device over the networks: one
+    with a logit or gradient that is not finite is left out of the update. The loop sets the learning rates.
     """
     peers, health = training.peers, training.health
     with record_function("augment"):
         images, labels = executor.program.augment(batch)
-        if at.half_size:
+        if at.half_size:  # in the first epochs, with augment.half_until
             images = F.avg_pool2d(images, 2)
     if at.begins_update:
         health.begin_update()
@@ -46,7 +47,8 @@ def step(training: Training, executor: "Executor", batch: Draws, at: StepContext
     with record_function("objective"):
         logits = peers.exchange(logits, training.classifiers)  # those of other processes are constants
         total = objective(training, logits, labels)
-    fraction = len(labels) / at.images  # this process's shard of the batch
+    # A mean over this process's images: weighted so that gradients sum to those of the mean over the update's images.
+    fraction = len(labels) / at.images  # of the whole batch
     with record_function("backward"), peers.reduce_gradients(fraction, at.updates):
         (total * (at.share_of_update * fraction)).backward()  # type: ignore[no-untyped-call]
     if at.updates:
@@ -59,7 +61,10 @@ def step(training: Training, executor: "Executor", batch: Draws, at: StepContext
 
 
 def objective(training: Training, logits: Mapping[str, Tensor], labels: Tensor) -> Tensor:
-    """The total to minimise; networks with non-finite logits are left out. Adds its terms to the logged sums."""
+    """The total to minimise; networks with non-finite logits are left out. Adds its terms to ``tally``, for the log.
+
+    ``logits`` are of all classifiers; the graph may use fewer.
+    """
     used, peers = training.objective.classifiers, training.peers
     finite_M = training.health.finite_mask([logits[name] for name in used], peers.all)
     if not len(labels):

@@ -17,7 +17,7 @@ from torch import Tensor
 from codistill.data.batches import EpochPlan, plan_epoch
 from codistill.data.images import ImageData
 from codistill.engine.checks import load_images
-from codistill.engine.evaluate import Classify, Metrics, ensemble, evaluate
+from codistill.engine.evaluate import Classify, Metrics, classifier, ensemble, evaluate
 from codistill.engine.fast.capture import CapturedStep
 from codistill.engine.optim import set_learning_rate
 from codistill.engine.own import NO_NETWORKS, OwnNetworks, adopt
@@ -216,7 +216,7 @@ def measure(training: Training, epochs_done: int, stop: Callable[[], bool] = nev
     """Measure the shipped networks; every ``all_every_epochs``, all classifiers and the ensemble. By split and name."""
     recipe = training.recipe
     everything = epochs_done % recipe.evaluation.all_every_epochs == 0 or epochs_done == recipe.length.epochs
-    classify = classifier(training, everything, stop)
+    classify = build_classify(training, everything, stop)
     with training.evaluation_mode():
         return {
             split: evaluate(classify, images, recipe.evaluation.batch_size, training.peers)
@@ -225,21 +225,17 @@ def measure(training: Training, epochs_done: int, stop: Callable[[], bool] = nev
         }
 
 
-def classifier(training: Training, everything: bool, stop: Callable[[], bool] = never) -> Classify:
+def build_classify(training: Training, everything: bool, stop: Callable[[], bool] = never) -> Classify:
     """Raw pixels in, logits of the shipped networks out; with ``everything``, of all classifiers and the ensemble."""
-    shipped = training.shipped()
+    # A moving average ships without heads, so auxiliary classifiers are those of the network that learns.
+    shipped = {} if everything and not training.average else training.shipped()
+    local = classifier(shipped, training.cohort if everything else None, training.data, training.machine)
+    names = training.classifiers if everything else training.finals
 
     def classify(pixels: Tensor) -> dict[str, Tensor]:
         if stop():
             raise StoppedError
-        images = training.data.plain(pixels).contiguous(memory_format=training.machine.memory_format)
-        with training.machine.autocast():
-            logits = training.cohort(images) if everything else {}
-            # A moving average ships without heads, so auxiliary classifiers are those of the network that learns.
-            separate = {} if everything and not training.average else shipped
-            finals = {f"{name}/final": network(images) for name, network in separate.items()}
-        names = training.classifiers if everything else training.finals
-        known = training.peers.exchange({**logits, **finals}, names)
+        known = training.peers.exchange(local(pixels), names)
         return {**known, **({"ensemble": ensemble(known)} if everything else {})}
 
     return classify
@@ -250,7 +246,7 @@ def predict(training: Training, split: str = "test") -> tuple[dict[str, Tensor],
     """The logits of the shipped networks for every image of a split, ``{"a/final": …}``, and its labels, on the CPU."""
     if split not in training.data.splits:
         raise unknown("split", split, training.data.splits)
-    classify, images = classifier(training, everything=False), training.data.splits[split]
+    classify, images = build_classify(training, everything=False), training.data.splits[split]
     with training.evaluation_mode(), without_trials():
         batches = images.in_batches(training.recipe.evaluation.batch_size)
         parts = [({name: z.float().cpu() for name, z in classify(x).items()}, labels.cpu()) for x, labels in batches]

@@ -23,10 +23,8 @@ from codistill.errors import number, printable
 from codistill.export import bundle, formats
 from codistill.export.formats import Classify, Format, Identity
 from codistill.export.network import History, PlainNetwork, load_network
-from codistill.export.timm_folder import TimmFolder
 from codistill.runs.files import write_atomically, write_json
 
-FORMATS: dict[str, Format] = {**formats.FORMATS, "timm": TimmFolder()}
 SHOWN_CLASSES = 20
 PROOF_IMAGES = 64
 TIMED_ROUNDS = 20
@@ -72,7 +70,7 @@ def export_network(
     The folder must be new, empty or an earlier export, which is replaced; with ``force`` it may contain other files,
     which are kept. On failure, no partial export is left there.
     """
-    form, out = formats.get(format, FORMATS), Path(out)
+    form, out = formats.get(format), Path(out)
     bundle.refuse_foreign(out, force=force)
     with given_networks(networks):
         shipped = load_network(Path(run), network, best=best)

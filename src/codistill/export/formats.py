@@ -26,10 +26,11 @@ from torch.export import Dim, ExportedProgram
 
 from codistill.data.images import ImageData
 from codistill.errors import install_hint, unknown
-from codistill.export.bundle import CARD, Preprocessing
+from codistill.export.bundle import CARD, TIMM_CARD, TIMM_CONFIG, Preprocessing
 from codistill.export.limits import image_bytes, onnx_image_bytes
-from codistill.networks.families import architecture
-from codistill.runs.files import to_json
+from codistill.networks.adapters.architecture import build_network, imported
+from codistill.networks.families import architecture, parse
+from codistill.runs.files import to_json, write_json
 from codistill.runs.weights import load_strictly
 
 if TYPE_CHECKING:
@@ -44,6 +45,11 @@ PT2_RUNS_CODE = "torch.export.load runs code that a pt2 file may contain"
 METADATA = "codistill"  # the only metadata key, the same as in the weight files of a run
 MAX_HEADER_BYTES = 8 * 2**20
 """Limit for a weight file's header: names, shapes and the identity, of which class names are the most."""
+TIMM_KEYS = ("architecture", "first_conv", "classifier", "pool_size", "fixed_input_size")
+"""What is taken over from timm's own description of the network; the rest is about weights of its own."""
+TIMM_CARD_HEADER = (
+    "---\nlibrary_name: timm\npipeline_tag: image-classification\ntags:\n- image-classification\n- timm\n---\n"
+)
 
 
 @dataclass(frozen=True)
@@ -276,15 +282,62 @@ class Onnx(Format):
         return onnx_image_bytes(onnx.load(path, load_external_data=False), shape)
 
 
+class TimmFolder(Safetensors):
+    """A folder that ``timm.create_model("local-dir:DIR", pretrained=True)`` loads and a hub serves; timm proves it."""
+
+    name, card, card_header = "timm", TIMM_CARD, TIMM_CARD_HEADER
+
+    def check_network(self, network: str) -> None:
+        if not network.startswith("timm:"):
+            raise ValueError(f"timm does not know {network}, only networks called timm:…; type --format safetensors")
+
+    def describe(self, folder: Path, identity: Identity, preprocessing: Preprocessing) -> None:
+        write_json(folder / TIMM_CONFIG, timm_config(identity, preprocessing))
+
+    def load(self, path: Path) -> nn.Module:
+        with imported("timm"):
+            import timm
+        network: nn.Module = timm.create_model(f"local-dir:{path.parent}", pretrained=True)
+        return network.eval().requires_grad_(False)
+
+
+def timm_config(identity: Identity, how: Preprocessing) -> dict[str, Any]:
+    """Return the content of config.json, as timm writes it for a hub."""
+    named: Any = parse(identity.network).options
+    model, options = named["model"], dict(named["options"])
+    with torch.device("meta"):
+        network: Any = build_network("timm", model, identity.num_classes, identity.in_channels, options)
+    known = dict(network.pretrained_cfg)
+    return {
+        "architecture": model,
+        "num_classes": identity.num_classes,
+        "num_features": network.num_features,
+        "label_names": list(identity.class_names),
+        **({"model_args": options} if options else {}),
+        "pretrained_cfg": {
+            **{key: known[key] for key in TIMM_KEYS if known.get(key) is not None},
+            "num_classes": identity.num_classes,
+            "input_size": [identity.in_channels, *how.centre_crop],
+            "interpolation": how.resampling,
+            "crop_pct": how.centre_crop[0] / how.resize[0],
+            "crop_mode": "squash" if how.fit == "stretch" else "center",
+            "mean": list(identity.mean),
+            "std": list(identity.std),
+        },
+    }
+
+
 FORMATS: dict[str, Format] = {one.name: one for one in (Safetensors(), Pt2(), Onnx())}
+"""The formats of every network; only timm's networks have its own too."""
+ALL_FORMATS = {**FORMATS, "timm": TimmFolder()}
 
 
-def get(name: str, allowed: Mapping[str, Format] = FORMATS) -> Format:
+def get(name: str) -> Format:
     """Return a format by name; raise if it is unknown or its libraries are missing."""
-    if name not in allowed:
-        raise unknown("format", name, allowed)
-    allowed[name].check_libraries()
-    return allowed[name]
+    if name not in ALL_FORMATS:
+        raise unknown("format", name, ALL_FORMATS)
+    ALL_FORMATS[name].check_libraries()
+    return ALL_FORMATS[name]
 
 
 def _traced(network: nn.Module, shape: InputShape) -> ExportedProgram:

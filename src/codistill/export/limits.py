@@ -83,7 +83,7 @@ def onnx_image_bytes(model: "onnx.ModelProto", shape: tuple[int, int, int]) -> i
 
 
 def _set_input(graph: "onnx.GraphProto", shape: tuple[int, int, int]) -> None:
-    """Give the input the shape of one image; raises if the graph takes no such image, or anything else."""
+    """Give the input the shape of one image; raises if the graph's input is of another shape, or not the only one."""
     inputs = {value.name: value.type.tensor_type.shape.dim for value in graph.input}
     axes = inputs.get("images", ())
     if (

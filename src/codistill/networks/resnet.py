@@ -5,7 +5,11 @@ He et al. 2016b, "Identity Mappings in Deep Residual Networks", ECCV: normalisat
 Zagoruyko & Komodakis 2016, "Wide Residual Networks", BMVC: fewer, wider pre-activation blocks.
 
 ``Row(blocks, channels, stride=2)``: the stride is the first block's. ``stages`` are the backbone's rows; ``auxiliary``
-are the rows of the head at the end of each named stage, before its own pooling and linear layer.
+are the rows of the head at the end of each named stage, the last stage first. ``half`` rounds up.
+
+The base classes build stem, stages, global average pooling and linear layer, and heads likewise. With
+``PreActivatedArchitecture`` the stem is a 3×3 convolution to 16 channels, and norm and ReLU precede the pooling.
+``stem_stride`` is the factor by which the stem shrinks the image.
 """
 
 from dataclasses import dataclass
@@ -28,8 +32,8 @@ class ResidualBlock(nn.Module):
         self.shortcut = shortcut
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        # stats: batch statistics of the branch, None unless its last convolution computed them. x is returned
-        # for its second use: on a GPU, one kernel adds the gradients of both.
+        # stats: the branch's batch statistics for the activation's norm, None unless its last convolution computed
+        # them. x is returned for its second use: on a GPU, one kernel adds the gradients of both.
         branch_BCHW, stats, x_BCHW = self.branch.with_stats(x_BCHW, self.activation)
         out: Tensor = self.activation(branch_BCHW, self.shortcut(x_BCHW), stats)
         return out
@@ -56,7 +60,7 @@ def padded_shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Modu
 def projected_shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Module:
     if in_channels == out_channels and stride == 1:
         return nn.Identity()
-    return nn.Sequential(Conv2d(in_channels, out_channels, 1, stride), NormAct(out_channels))
+    return nn.Sequential(Conv2d(in_channels, out_channels, 1, stride), NormAct(out_channels))  # without activation
 
 
 def basic_branch(in_channels: int, out_channels: int, stride: int) -> FusedSequential:

@@ -1,18 +1,21 @@
 """Triton kernels around the products of Winograd's convolution F(4×4, 3×3) (Lavin & Gray, CVPR 2016).
 
-Feature maps [B, H, W, C] are cut into tiles of 4×4 outputs. A tile depends on the 6×6 patch of inputs around it: patch
-d and filter g become 36 numbers each, which are multiplied element by element, and the products become the tile. Direct
-convolution takes 144 products.
+Feature maps [B, H, W, C], H and W multiples of 4, are cut into tiles of 4×4 outputs. A tile depends on the 6×6 patch of
+inputs around it: for each input channel, patch d and filter g become 36 numbers each, which are multiplied element by
+element, and the products, summed over the channels, become the tile. Direct convolution takes 144 products.
 
-    y = Aᵀ [(G g Gᵀ) ⊙ (Bᵀ d B)] A
+    y = Aᵀ [Σ (G g Gᵀ) ⊙ (Bᵀ d B)] A
 
-This multiplies polynomials by their values at 0, ±P, ±Q and infinity. Gradients use the transposed matrices.
+This multiplies polynomials by their values at 0, ±P, ±Q and infinity. Gradients use the transposed matrices. The sum
+over channels, or over tiles for the gradient of the filter, makes it 36 matrix products, by cuBLAS: conv_winograd.py.
 
 A tensor in the Winograd domain is [36, R, C]: for each of the 6×6 elements a matrix of R tiles (or filters, one per
-output channel) and C channels. Every transform has grid (blocks of R × blocks of C,); a program transforms all 36
-elements of a [BLOCK_M, BLOCK_C] block, in float32. Gradients would leave float16's range, and those of one image may be
-a millionth of another's: each image's are multiplied by a power of two of its own, from absmax: float32 [B, splits],
-the largest magnitude in each of ``splits`` parts of every image.
+output channel) and C channels. Every transform has grid (blocks of R × blocks of C,), in which C runs fastest; a
+program transforms all 36 elements of a [BLOCK_M, BLOCK_C] block, in float32: first along the rows, then down the
+columns. Gradients would leave float16's range, and those of one image may be a millionth of another's: each image's are
+multiplied by a power of two of its own, from absmax: float32 [B, splits], the largest magnitude in each of ``splits``
+parts of every image. BLOCK_S and BLOCK_BS are the powers of two from splits and from B × splits up. Exponents are those
+of float32 with its bias of 127: 254 - e is that of the inverse of 2^e.
 """
 
 import triton
@@ -50,7 +53,7 @@ def input_transform(
     image, row, col = tile_origin(offs_r, H, W)
     if absmax_ptr is not None:
         ratio = image_exponent(absmax_ptr, image, B, splits, BLOCK_S) - batch_exponent(absmax_ptr, B * splits, BLOCK_BS)
-        factor = pow2(tl.maximum(127 - ratio, 0))[:, None]
+        factor = pow2(tl.maximum(127 - ratio, 0))[:, None]  # 2^-ratio, 0 below float32's smallest normal number
     rows = ()
     for i in tl.static_range(6):
         ptrs = pixel_ptrs(x_ptr, image, row + i - 1, col - 1, H, W, offs_c, C)
@@ -124,7 +127,7 @@ def grad_input_transform(
     rows = ()
     for i in tl.static_range(6):
         rows += (load_grad_input_row(products_ptr, i, offs_r, offs_c, mask, left, right, R, C),)
-    rows += (
+    rows += (  # the last row of the tile above, and the first of the one below
         load_grad_input_row(products_ptr, 5, offs_r - tiles_w, offs_c, above, left, right, R, C),
         load_grad_input_row(products_ptr, 0, offs_r + tiles_w, offs_c, below, left, right, R, C),
     )

@@ -14,76 +14,33 @@ RUNS = 5
 COMMENTED_OUT = "†"
 BETTER = "better"
 
-TABLE_1 = {
-    "cifar100/resnet-164-twins": {
-        "independent": "22.56(0.20) 22.56(0.20)",
-        "dml": "20.69(0.25) 20.72(0.14)",
-        "dcm": "19.57(0.20) 19.59(0.15)",
-    },
-    "cifar100/wrn-28-10-twins": {
-        "independent": "18.72(0.24) 18.72(0.24)",
-        "dml": "17.89(0.26) 17.95(0.07)",
-        "dcm": "16.61(0.24) 16.65(0.22)",
-    },
-    "cifar100/densenet-40-12-twins": {
-        "independent": "24.91(0.18) 24.91(0.18)",
-        "dml": "23.18(0.18) 23.15(0.20)",
-        "dcm": "22.35(0.12) 22.41(0.17)",
-    },
-    "cifar100/wrn-28-10-resnet-110": {
-        "independent": "18.72(0.24) 26.55(0.26)",
-        "dml": "17.99(0.24) 24.42(0.19)",
-        "dcm": "17.82(0.14) 22.99(0.30)",
-    },
-    "cifar100/wrn-28-10-wrn-28-4": {
-        "independent": "18.72(0.24) 21.39(0.30)",
-        "dml": "17.80(0.11) 20.21(0.16)",
-        "dcm": "16.84(0.08) 18.76(0.14)",
-    },
-    "cifar100/wrn-28-10-mobilenet": {
-        "independent": "18.72(0.24) 26.30(0.35)",
-        "dml": "17.24(0.13) 23.91(0.22)",
-        "dcm": "16.83(0.07) 21.43(0.20)",
-    },
-    "cifar100/wrn-28-10-dropout-twins": {
-        "independent": "18.64(0.19) 18.64(0.19)",
-        "dml": "17.62(0.12) 17.61(0.13)",
-        "dcm": "16.57(0.12) 16.59(0.15)",
-    },
-    "cifar100/resnet-110-twins": {
-        "independent": "27.66(0.60)† 27.66(0.60)†",
-        "dml": "25.46(0.52)† 25.30(0.47)†",
-        "dcm": "25.37(0.29)† 25.18(0.15)†",
-    },
-    "cifar100/mobilenet-twins": {
-        "independent": "23.60(0.22)† 23.60(0.22)†",
-        "dml": "21.94(0.16)† 21.90(0.28)†",
-        "dcm": "20.74(0.11)† 20.47(0.04)†",
-    },
-}
 
-TABLE_2 = {
-    "imagenet/resnet-18-twins": {
-        "independent": "31.08/11.17 31.08/11.17",
-        "dml": "29.13/9.89 29.25/10.00",
-        "dcm": "28.67/9.71 28.74/9.74",
-    },
-    "imagenet/mobilenetv2-twins": {
-        "independent": "27.80/9.50 27.80/9.50",
-        "dml": "26.61/8.85 26.78/8.97",
-        "dcm": "25.62/8.16 25.74/8.21",
-    },
-    "imagenet/resnet-50-resnet-18": {
-        "independent": "25.47/7.58 31.08/11.17",
-        "dml": "25.24/7.56 28.65/9.49",
-        "dcm": "24.92/7.42 27.93/9.19",
-    },
-    "imagenet/resnet-50-mobilenetv2": {
-        "independent": "25.47/7.58† 27.80/9.50†",
-        "dml": "24.87/7.35† 26.15/8.64†",
-        "dcm": "24.32/7.02† 25.23/7.97†",
-    },
-}
+def _table(text: str) -> dict[str, dict[str, str]]:
+    """Cells by recipe and method; the first line names the methods."""
+    (_, *methods), *rows = ([cell.strip() for cell in line.split("|")] for line in text.strip().splitlines())
+    return {name: dict(zip(methods, cells, strict=True)) for name, *cells in rows}
+
+
+TABLE_1 = _table("""
+                                 | independent               | dml                       | dcm
+cifar100/resnet-164-twins        | 22.56(0.20) 22.56(0.20)   | 20.69(0.25) 20.72(0.14)   | 19.57(0.20) 19.59(0.15)
+cifar100/wrn-28-10-twins         | 18.72(0.24) 18.72(0.24)   | 17.89(0.26) 17.95(0.07)   | 16.61(0.24) 16.65(0.22)
+cifar100/densenet-40-12-twins    | 24.91(0.18) 24.91(0.18)   | 23.18(0.18) 23.15(0.20)   | 22.35(0.12) 22.41(0.17)
+cifar100/wrn-28-10-resnet-110    | 18.72(0.24) 26.55(0.26)   | 17.99(0.24) 24.42(0.19)   | 17.82(0.14) 22.99(0.30)
+cifar100/wrn-28-10-wrn-28-4      | 18.72(0.24) 21.39(0.30)   | 17.80(0.11) 20.21(0.16)   | 16.84(0.08) 18.76(0.14)
+cifar100/wrn-28-10-mobilenet     | 18.72(0.24) 26.30(0.35)   | 17.24(0.13) 23.91(0.22)   | 16.83(0.07) 21.43(0.20)
+cifar100/wrn-28-10-dropout-twins | 18.64(0.19) 18.64(0.19)   | 17.62(0.12) 17.61(0.13)   | 16.57(0.12) 16.59(0.15)
+cifar100/resnet-110-twins        | 27.66(0.60)† 27.66(0.60)† | 25.46(0.52)† 25.30(0.47)† | 25.37(0.29)† 25.18(0.15)†
+cifar100/mobilenet-twins         | 23.60(0.22)† 23.60(0.22)† | 21.94(0.16)† 21.90(0.28)† | 20.74(0.11)† 20.47(0.04)†
+""")
+
+TABLE_2 = _table("""
+                               | independent             | dml                     | dcm
+imagenet/resnet-18-twins       | 31.08/11.17 31.08/11.17 | 29.13/9.89 29.25/10.00  | 28.67/9.71 28.74/9.74
+imagenet/mobilenetv2-twins     | 27.80/9.50 27.80/9.50   | 26.61/8.85 26.78/8.97   | 25.62/8.16 25.74/8.21
+imagenet/resnet-50-resnet-18   | 25.47/7.58 31.08/11.17  | 25.24/7.56 28.65/9.49   | 24.92/7.42 27.93/9.19
+imagenet/resnet-50-mobilenetv2 | 25.47/7.58† 27.80/9.50† | 24.87/7.35† 26.15/8.64† | 24.32/7.02† 25.23/7.97†
+""")
 
 TABLE_3 = {
     "table3/independent": "18.72(0.24) 18.72(0.24)",
@@ -115,48 +72,22 @@ TABLE_5 = {
 # Transfers in one direction only, for which no method ships; docs/own-method.md builds the first.
 TABLE_5_COMMENTED_OUT = {"top-down": "23.08(0.15)† 23.03(0.12)†", "bottom-up": "23.88(0.13)† 23.98(0.20)†"}
 
-TABLE_6 = {
-    "table6/resnet-164": {"independent": "22.56(0.20) 22.56(0.20)", "ds": "21.38(0.32)", "dcm": "better 19.57(0.20)"},
-    "table6/densenet-40-12": {
-        "independent": "24.91(0.18) 24.91(0.18)",
-        "ds": "24.46(0.22)",
-        "dcm": "better 22.35(0.12)",
-    },
-    "table6/wrn-28-10": {"independent": "18.72(0.24) 18.72(0.24)", "ds": "18.32(0.13)", "dcm": "better 16.61(0.24)"},
-    "table6/wrn-28-10-dropout": {
-        "independent": "18.64(0.19) 18.64(0.19)",
-        "ds": "17.80(0.29)",
-        "dcm": "better 16.57(0.12)",
-    },
-    "table6/resnet-110": {
-        "independent": "27.66(0.60)† 27.66(0.60)†",
-        "ds": "26.95(0.51)†",
-        "dcm": "better 25.18(0.15)†",
-    },
-    "table6/mobilenet": {
-        "independent": "23.60(0.22)† 23.60(0.22)†",
-        "ds": "22.98(0.17)†",
-        "dcm": "better 20.47(0.04)†",
-    },
-}
+TABLE_6 = _table("""
+                         | independent               | ds           | dcm
+table6/resnet-164        | 22.56(0.20) 22.56(0.20)   | 21.38(0.32)  | better 19.57(0.20)
+table6/densenet-40-12    | 24.91(0.18) 24.91(0.18)   | 24.46(0.22)  | better 22.35(0.12)
+table6/wrn-28-10         | 18.72(0.24) 18.72(0.24)   | 18.32(0.13)  | better 16.61(0.24)
+table6/wrn-28-10-dropout | 18.64(0.19) 18.64(0.19)   | 17.80(0.29)  | better 16.57(0.12)
+table6/resnet-110        | 27.66(0.60)† 27.66(0.60)† | 26.95(0.51)† | better 25.18(0.15)†
+table6/mobilenet         | 23.60(0.22)† 23.60(0.22)† | 22.98(0.17)† | better 20.47(0.04)†
+""")
 
-TABLE_7 = {
-    "table7/wrong-labels-20": {
-        "independent": "9.85(0.24) 9.85(0.24)",
-        "dml": "better 8.13(0.14)",
-        "dcm": "better 7.11(0.11)",
-    },
-    "table7/wrong-labels-50": {
-        "independent": "17.93(0.39) 17.93(0.39)",
-        "dml": "better 14.31(0.30)",
-        "dcm": "better 12.08(0.34)",
-    },
-    "table7/wrong-labels-80": {
-        "independent": "35.32(0.42) 35.32(0.42)",
-        "dml": "better 32.65(0.96)",
-        "dcm": "better 31.26(0.94)",
-    },
-}
+TABLE_7 = _table("""
+                       | independent             | dml                | dcm
+table7/wrong-labels-20 | 9.85(0.24) 9.85(0.24)   | better 8.13(0.14)  | better 7.11(0.11)
+table7/wrong-labels-50 | 17.93(0.39) 17.93(0.39) | better 14.31(0.30) | better 12.08(0.34)
+table7/wrong-labels-80 | 35.32(0.42) 35.32(0.42) | better 32.65(0.96) | better 31.26(0.94)
+""")
 
 # A frozen WRN-28-10 teaches ResNet-110, network b.
 KD = {"independent": TABLE_1["cifar100/wrn-28-10-resnet-110"]["independent"], "kd": "- 26.66"}

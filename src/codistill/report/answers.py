@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from codistill.data.device import OnDevice
+from codistill.data.augmentation import OnDevice
 from codistill.data.images import ImageData
 from codistill.data.load import load
 from codistill.engine.evaluate import (

@@ -16,7 +16,6 @@ from markupsafe import Markup
 import codistill
 from codistill.report import curves, sections
 from codistill.report.blocks import Block, Chart, Drawing, Fold, Grid, Matrix, Section, Words, lay_out
-from codistill.report.headline import caveats, headline
 from codistill.report.overview import Entry, Overview, read_overview
 from codistill.runs.files import write_atomically
 from codistill.studies.tables import Table, format_cell
@@ -116,8 +115,8 @@ def _page(
         Section("cost", "Cost", costs),
         Section("repeat", "Repeat it", tuple(sections.repeat_blocks(seen))),
     )
-    answer = headline(seen, count_flops=not is_live)
-    return Page(_title(seen), _subtitle(seen), answer, caveats(seen), parts, is_live)
+    answer = sections.headline(seen, count_flops=not is_live)
+    return Page(_title(seen), _subtitle(seen), answer, sections.caveats(seen), parts, is_live)
 
 
 TEACHING = "An arrow points from a source to a learner. Matrices have one row per learner and one column per source."
@@ -165,7 +164,7 @@ def _entry_blocks(entry: Entry, prefix: str, agreements: Agreements) -> Iterator
         if chart is not None:
             yield chart if chart.series else curves.missing_note(chart)
     if divergences is not None and len(divergences.series) > curves.FEW_TRANSFERS:
-        yield Fold(f"{prefix}-each", f"Each of the {len(divergences.series)} transfers by itself", (divergences,))
+        yield Fold(f"{prefix}-each", f"Each of the {len(divergences.series)} transfers", (divergences,))
 
 
 def _weights(entry: Entry) -> Matrix:

@@ -1,4 +1,4 @@
-"""Three sections of the page: the results, the cost, and how to repeat the runs."""
+"""What the page says first, and three of its sections: the results, the cost, and how to repeat the runs."""
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +15,7 @@ from codistill.report.curves import ERROR
 from codistill.report.overview import Entry, Overview
 from codistill.report.read import SeenRun
 from codistill.runs.result import device_name
+from codistill.studies.conclusion import conclude, latest_errors
 from codistill.studies.costs import training_flops
 from codistill.studies.differences import Comparison
 from codistill.studies.published import study_command
@@ -26,6 +27,45 @@ FLOP_UNITS = {"PFLOP": 10**15, "TFLOP": 10**12, "GFLOP": 10**9}
 # Facts of an environment, in this order; the command is shown separately.
 ENVIRONMENT = ("accelerators", "cpu", "cores", "threads", "platform", "python", "torch", "cuda", "cudnn", "numpy")
 FEW_RUNS = 12  # more finished runs are collapsed
+
+
+def headline(seen: Overview, *, count_flops: bool = True) -> str:
+    """Return who is ahead, or the errors of a single run, also of an unfinished one; counting FLOPs imports torch."""
+    if len(seen.runs) > 1 or seen.runs[0].finished:
+        return conclude(seen.tables(), len(seen.unfinished), count_flops=count_flops)
+    (run,) = seen.runs
+    networks = run.recipe.graph.learning_networks
+    errors = latest_errors({name: run.curve("test", f"{name}/final", "top1_error") for name in networks})
+    after = f"Not finished, after epoch {run.epochs_done} of {run.recipe.length.epochs}"
+    return f"{after}: test error {errors}." if errors else f"{after}: no test error yet."
+
+
+def caveats(seen: Overview) -> tuple[str, ...]:
+    """Return what was done to the data or the length on purpose, which updates are missing, and which runs."""
+    names: dict[str, list[str]] = {}
+    for entry in seen.entries:
+        names.setdefault(", ".join(_caveats_of(entry)), []).append(entry.name)
+    of = {fact: f" ({'; '.join(rows)})" if len(names) > 1 else "" for fact, rows in names.items()}
+    limits = tuple(f"{fact[0].upper()}{fact[1:]}{of[fact]}." for fact in names if fact)
+    skipped = tuple(
+        f"{run.name}: {count} updates of {name} were left out, because they were not finite."
+        for run in seen.runs
+        for name in run.recipe.networks
+        if run.records and (count := run.records[-1].skipped.get(name))
+    )
+    return (*limits, *skipped, *seen.left_out)
+
+
+def _caveats_of(entry: Entry) -> Iterator[str]:
+    data, scale = entry.recipe.data, entry.recipe.length.scale
+    if data.wrong_labels:
+        yield f"{100 * data.wrong_labels:g} % of the training labels are wrong on purpose"
+    if data.train_limit:
+        yield f"only {data.train_limit:,} training images"
+    if data.test_limit:
+        yield f"only {data.test_limit:,} test images"
+    if scale is not None and scale < 1:
+        yield f"trained for {scale:.2f} of the full length"
 
 
 def result_blocks(seen: Overview) -> Iterator[Block]:
@@ -87,7 +127,7 @@ def differences(compared: Sequence[Comparison]) -> Chart:
     places = tuple(map(float, range(len(means))))
     series = Series("mean of the networks", places, means, low, high, colour=1)
     labels = tuple(": ".join(one.title) for one, _ in whole)
-    words = "Below 0, the first has the lower error. Whiskers are 95 % intervals, each by itself."
+    words = "Below 0, the first has the lower error. Whiskers are individual 95 % intervals."
     axes = Axis("difference", labels=labels), Axis("difference of test error", "points")
     return Chart("differences", "Differences with their intervals", *axes, (series,), words, points=True)
 

@@ -117,7 +117,7 @@ class RunFolder:
         for file in (self.data, self.environment):
             if file not in bad and read_sealed(file, MAX_BYTES) != result.get(file.stem):
                 found.append(f"{file.name} is not the one in {self.result.name}")
-        with suppress(ValueError):  # whoever reads the recipe says what is wrong with it
+        with suppress(ValueError):  # reading the recipe reports what is wrong with it
             if self.recipe not in bad and parse.load(self.recipe) != Recipe.check(result.get("recipe")):
                 found.append(f"{self.recipe.name} and {self.result.name} have different recipes")
         return found + [reason for name in weights if (reason := self.damage_of_weights(name, result))]

@@ -146,7 +146,7 @@ def refuse_damaged(file: Path) -> None:
     if file == run.weights(file.stem) and run.recipe.is_file():
         if not run.result.is_file():
             raise RunError(
-                f"{file}: its run is not finished, so nothing says whether this file is whole; finish the run with: "
+                f"{file}: its run is not finished, so this file cannot be checked; finish the run with: "
                 f"{run.resume_command()}"
             )
         if damage := run.damage([file.stem], with_times=False):

@@ -101,7 +101,7 @@ def table3() -> Study:
         *(("C1+C2C3", label) for label in ("C1+C4", "C1+C3", "C1+C2")),
         ("C1+C2C3C4", "C1+C2C3"),
     )
-    heading = "Table 3: where the auxiliary classifiers hang, DCM on CIFAR-100"
+    heading = "Table 3: where the auxiliary classifiers are attached, DCM on CIFAR-100"
     return Study("table3", heading, rows, contrasts, primary=(("C1+C2C3", "C1+C3"),))
 
 

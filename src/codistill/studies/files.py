@@ -15,7 +15,7 @@ from codistill.networks.adapters.own import is_own_name
 from codistill.recipes import parse
 from codistill.recipes.errors import Contradiction, InconsistentError, RecipeError, typed
 from codistill.recipes.errors import Path as KeyPath
-from codistill.recipes.settings import Settings
+from codistill.recipes.sections import Settings
 from codistill.studies import catalogue
 from codistill.studies.study import Study, StudyRow, cohort_title, slug
 

@@ -97,7 +97,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def t_cdf(t: float, degrees: float) -> float:
-    """Student's distribution; Welch's degrees of freedom are no whole numbers."""
+    """Student's distribution; Welch's degrees of freedom are not whole numbers."""
     tail = _incomplete_beta(degrees / (degrees + t * t), degrees / 2, 0.5) / 2
     return tail if t < 0 else 1 - tail
 

@@ -110,7 +110,7 @@ class Study:
     grouped_by: str = "networks"
     """Heading of the groups in tables."""
     written: str = ""
-    """The content of such a file that needs no other file, kept beside the tables."""
+    """The content of that file if it needs no other file, kept beside the tables."""
 
     def __post_init__(self) -> None:
         keys = [row.key for row in self.rows]

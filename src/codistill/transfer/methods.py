@@ -7,6 +7,7 @@ between same stages, gamma (γ) between different stages; delta, ours, those ins
 from collections.abc import Callable, Collection, Mapping
 from functools import wraps
 from inspect import signature
+from itertools import permutations
 from types import MappingProxyType
 from typing import Concatenate, ParamSpec
 
@@ -46,8 +47,7 @@ def _labels(outline: Outline, alpha: float) -> dict[Classifier, float]:
 
 
 def _pairs(outline: Outline, weight: float, chosen: Callable[[Classifier, Classifier], bool]) -> list[Transfer]:
-    everyone = outline.classifiers
-    return [Transfer(i, j, weight) for i in everyone for j in everyone if i != j and chosen(i, j)]
+    return [Transfer(i, j, weight) for i, j in permutations(outline.classifiers, 2) if chosen(i, j)]
 
 
 def _across(source: Classifier, learner: Classifier) -> bool:

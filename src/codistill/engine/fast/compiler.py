@@ -34,7 +34,7 @@ def prepare_compiler() -> None:
 
 
 def restore_limit() -> None:
-    """Put back torch's limit as it was before ``prepare_compiler``; without that, do nothing, not even import it."""
+    """Restore torch's limit if ``prepare_compiler`` changed it; otherwise do nothing, and import no compiler."""
     _undo.close()
 
 

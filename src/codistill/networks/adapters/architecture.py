@@ -158,8 +158,8 @@ class AdaptedArchitecture(Architecture):
     def default_exits(self) -> tuple[str, ...]:
         if not self.exits and self.paths is None:
             log.info(
-                "%s: no stages found to hang heads at, so only its own classifier learns; to have heads, name modules: "
-                "exits=['block1', 'block2'] for a module of your own, timm:resnet18@layer2,layer3 in a name",
+                "%s: no stages found to attach heads at, so only its own classifier learns; to have heads, name "
+                "modules: exits=['block1', 'block2'] for a module of your own, timm:resnet18@layer2,layer3 in a name",
                 self.label,
             )
         return tuple(exit.name for exit in self.exits) if self.paths else super().default_exits

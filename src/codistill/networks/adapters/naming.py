@@ -106,7 +106,7 @@ def parse_paths(name: str, modules: str) -> tuple[str, ...]:
     paths = tuple(modules.split(","))
     for path in paths:
         if not _PATH.fullmatch(path):
-            raise ValueError(f"{name}: after @ come the modules at whose outputs heads hang, as in @layer2,layer3")
+            raise ValueError(f"{name}: after @ come the modules whose outputs get heads, as in @layer2,layer3")
         if paths.count(path) > 1:
             raise ValueError(f"{name}: the exit {path!r} is named twice; name it once")
     if len(paths) > MAX_EXITS:

@@ -47,7 +47,7 @@ def parse_own_name(name: str) -> OwnName:
     """Parses a name that ``is_own_name``, or raises an error that says what to type instead."""
     described, at, modules = name.partition("@")
     if not _DESCRIBED.fullmatch(described):
-        raise ValueError(f"{name}: write own, or own@block1,block2 to name the modules at whose outputs heads hang")
+        raise ValueError(f"{name}: write own, or own@block1,block2 to name the modules whose outputs get heads")
     return OwnName(described, parse_paths(name, modules) if at else None if described == OWN else ())
 
 
