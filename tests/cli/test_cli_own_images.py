@@ -62,12 +62,12 @@ def test_the_end_says_which_epoch_was_best_and_what_to_type(codistill: Codistill
         again = codistill(*arguments)
         assert again.exit_code == 0, again.stderr
     held_out = ["data.validation=0.5", "length.epochs=3", "evaluation.all_every_epochs=1", "runtime.device=cpu"]
-    for keeps, said in {"true": "kept: add --best to evaluate or export", "false": "not kept; checkpoints.b"}.items():
+    for keeps, told in {"true": "kept: add --best to evaluate or export", "false": "not kept; checkpoints.b"}.items():
         result = codistill("train", *TINY, *held_out, f"checkpoints.best={keeps}", "--out", keeps)
         records = [json.loads(line) for line in Path(keeps, "journal.jsonl").read_text().splitlines()]
         errors = [sum(one["validation"][f"{name}/final"]["top1_error"] for name in "ab") for one in records]
         best = max(epoch for epoch, error in enumerate(errors, 1) if error == min(errors))
-        assert f"best     epoch {best} of 3 by validation error, {said}" in result.stdout, result.stderr
+        assert f"best     epoch {best} of 3 by validation error, {told}" in result.stdout, result.stderr
         assert "validation error %" in result.stdout
 
 

@@ -52,7 +52,7 @@ def test_the_metrics_are_those_of_the_exported_network(run: Path, tmp_path: Path
     seen = evaluate_finished(run, data=folder)
     export_network(run, "a", "safetensors", tmp_path / "exported")
     guesses = list(predict(tmp_path / "exported", [folder], top=1))
-    wrong = [guess.top[0][0] != guess.file.parent.name for guess in guesses]  # type: ignore[union-attr]
+    wrong = [guess.top[0][0] != guess.file.parent.name for guess in guesses]
     assert len(wrong) == 15
     assert seen.metrics["a"].top1_error == pytest.approx(100 * np.mean(wrong))
     by_class = dict(zip(seen.classes.names, seen.classes.errors["a"], strict=True))
@@ -98,7 +98,7 @@ def test_colours_become_gray_where_networks_have_one_channel(tmp_path: Path) -> 
     seen = evaluate_finished(run, data=folder)
     export_network(run, "b", "safetensors", tmp_path / "exported")
     guesses = list(predict(tmp_path / "exported", [folder], top=1))
-    wrong = [guess.top[0][0] != guess.file.parent.name for guess in guesses]  # type: ignore[union-attr]
+    wrong = [guess.top[0][0] != guess.file.parent.name for guess in guesses]
     assert seen.metrics["b"].top1_error == pytest.approx(100 * np.mean(wrong))
 
 
