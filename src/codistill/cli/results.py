@@ -53,7 +53,7 @@ def evaluate(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate the weight files of a finished run again, or on other images."""
+    """Evaluate a finished run again, or on other images."""
     from codistill.engine.evaluate import evaluate_finished
 
     with memory_explained(ON_CPU), logging_to(ConsoleHandler(console(quiet=True))):
@@ -204,7 +204,7 @@ def report(
 def prune(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN|STUDY", help="Folders of runs, or folders of them.")],
 ) -> int:
-    """Delete the checkpoints of finished runs; weights, results and the best epoch are kept."""
+    """Delete the checkpoints of finished runs."""
     from codistill.report.read import expand
 
     code = ExitCode.DONE
