@@ -35,7 +35,8 @@ BROUGHT = {
 
 TWINS = Outline({network: {"final": 1, "stage2": 2} for network in "ab"})  # the cohort of docs/methods.md
 GRAPHS = {name: methods.get(name)(TWINS) for name in methods.NAMES}
-NAME_BY_FLOWCHART = {graph.to_mermaid(): name for name, graph in GRAPHS.items()}
+# Of methods with the same graph, such as cml with one student, the first is drawn.
+NAME_BY_FLOWCHART = {graph.to_mermaid(): name for name, graph in reversed(GRAPHS.items())}
 
 FLOWCHART = re.compile(r"^```mermaid\n(.*?)\n```$", re.MULTILINE | re.DOTALL)
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)

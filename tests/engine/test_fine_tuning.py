@@ -67,6 +67,7 @@ def test_a_run_begins_from_a_file_records_it_and_continues_without_it(
     whole = train(recipe, tmp_path / "whole")
     log = (whole / "train.log").read_text()
     assert f"network 'a' begins from {file}\n" in log
+    assert "network 'b' begins untrained; give it weights too: start.b=FILE" in log
     assert f"its classifier is new: the weights are for 7 classes, the data have 10: {', '.join(new)}\n" in log
     start = read_result_content(whole / "result.json")["environment"]["start"]
     assert start["a"] == {

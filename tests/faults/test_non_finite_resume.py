@@ -90,7 +90,7 @@ def train(recipe: Recipe, out: Path, interruption: Interruption) -> None:
             interrupt()
 
     TrainingSchedule.context = noted  # type: ignore[assignment, method-assign]
-    trainer.prepare_training = prepared  # type: ignore[assignment, attr-defined]
+    trainer.prepare_training = prepared  # type: ignore[attr-defined]
     with StopRequest() as stop:
         try:
             for _ in trainer.train(recipe, out, stop=stop, heartbeat=beat):

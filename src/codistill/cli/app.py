@@ -70,6 +70,7 @@ COMMANDS: dict[str, Callable[..., int | None]] = {
     "report": results.report,
     "watch": results.watch,
     "compare": results.compare,
+    "prune": results.prune,
 }
 for name, function in COMMANDS.items():
     app.command(name, cls=Command)(function)

@@ -16,7 +16,7 @@ from rich.text import Text
 from codistill.cli.completion import complete
 from codistill.cli.terminal import AsJson, ConsoleHandler, console, make_table, network_table, two_columns
 from codistill.cli.train import memory_explained
-from codistill.errors import ExitCode, number, unknown
+from codistill.errors import ExitCode, RunError, number, unknown
 from codistill.log import logging_to
 from codistill.runs.files import to_json, write_atomically
 from codistill.runs.folder import RunFolder
@@ -53,7 +53,7 @@ def evaluate(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate a finished run again, from its weight files, or on other images."""
+    """Evaluate a finished run again, or on other images."""
     from codistill.engine.evaluate import evaluate_finished
 
     with memory_explained(ON_CPU), logging_to(ConsoleHandler(console(quiet=True))):
@@ -199,6 +199,24 @@ def report(
     count = "1 run" if len(seen.runs) == 1 else f"{len(seen.runs)} runs"
     size_mb = out.stat().st_size / 1e6
     typer.echo(f"wrote {out}: {count}, {len(page.charts)} charts, {size_mb:.1f} MB; open it in a browser")
+
+
+def prune(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN|STUDY", help="Folders of runs, or folders of them.")],
+) -> int:
+    """Delete the checkpoints of finished runs."""
+    from codistill.report.read import expand
+
+    code = ExitCode.DONE
+    for folder in dict.fromkeys(folder for path in runs for folder in expand(path)):
+        try:
+            freed = RunFolder(folder).prune()
+        except RunError as error:
+            code = ExitCode.FAILED
+            typer.echo(f"warning: kept: {error}", err=True)
+        else:
+            typer.echo(f"{folder}: {freed / 1e6:,.1f} MB freed")
+    return code
 
 
 def compare(

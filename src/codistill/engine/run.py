@@ -24,11 +24,13 @@ from codistill.engine.runtime import Machine
 from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.errors import RunError
 from codistill.log import log, logging_to
+from codistill.networks.adapters.own import is_own_name
+from codistill.recipes.changes import key_of
 from codistill.recipes.schema import Recipe
 from codistill.runs import environment
 from codistill.runs.checkpoint import Fingerprint, Saver, Store, fingerprint, fingerprint_of
 from codistill.runs.files import explained, lock_run, open_regular, sweep, to_json, write_atomically
-from codistill.runs.folder import MAX_BYTES, RunFolder
+from codistill.runs.folder import LENGTH, MAX_BYTES, RunFolder
 from codistill.runs.journal import Journal
 from codistill.runs.records import Environment, Evaluation, best_epoch, read_evaluations, saved_state
 from codistill.runs.result import RESULT_FORMAT, device_name
@@ -120,6 +122,8 @@ class Run:
                     run._log_data()
                     if changed:
                         log.info("%s continues with %s", folder.path, "; ".join(changed))
+                        if LENGTH in map(key_of, changed):
+                            folder.result.unlink(missing_ok=True)  # of the shorter run, whose end is a checkpoint
                         folder.write_recipe(recipe)
                     yield run
 
@@ -170,6 +174,8 @@ class Run:
         self._check_precision(training.machine.precision)
         if training.starts:
             self._record_starts(training.starts)
+            if saved is None:
+                self._log_untrained(training.starts)
         self._descriptions = {file.name: file.read_text() for file in (self.folder.recipe, self.folder.environment)}
         self._data = fingerprint(self.folder.data)
         state = saved_state(saved, self.store.folder) if saved else None
@@ -198,6 +204,13 @@ class Run:
             if new := start["new_classifier"]:
                 classes = start["classes"], self.data.num_classes, ", ".join(new)
                 log.info("its classifier is new: the weights are for %d classes, the data have %d: %s", *classes)
+
+    def _log_untrained(self, starts: Mapping[str, Any]) -> None:
+        """Log the learners that begin from nothing where others begin from weights: a file may have been forgotten."""
+        learning = self.recipe.graph.learning_networks
+        for name in learning if any(name in starts for name in learning) else ():
+            if name not in starts and not is_own_name(self.recipe.networks[name]):
+                log.warning("network %r begins untrained; give it weights too: start.%s=FILE", name, name)
 
     def _check_precision(self, precision: str) -> None:
         """Record the precision when the run begins; raises RunError if ``auto`` is another one now."""

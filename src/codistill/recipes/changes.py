@@ -29,6 +29,20 @@ def difference(old: Recipe, new: Recipe) -> list[str]:
     ]
 
 
+def obstacle_to_lengthening(recipe: Recipe) -> str:
+    """Why the epochs that are done would have been others in a longer training; empty if they would be the same."""
+    schedule = recipe.schedule
+    if schedule.kind != "constant":
+        return f"schedule.kind={schedule.kind} spreads its learning rates over the whole length"
+    if schedule.warmup:
+        return f"schedule.warmup={schedule.warmup} is a share of the length"
+    if recipe.graph.ramp:
+        return f"method={recipe.method} changes its transfers over the whole length"
+    if recipe.augment.half_until:
+        return f"augment.half_until={recipe.augment.half_until} is a share of the length"
+    return ""
+
+
 def start_names(start: Mapping[str, str]) -> dict[str, str]:
     """Shorten paths of weights to ``RUN/weights/a.safetensors``: the run's name identifies them on any machine."""
     return {name: "/".join(PurePath(file).parts[-3:]) for name, file in start.items()}

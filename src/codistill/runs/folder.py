@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 import stat
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -12,15 +13,23 @@ from codistill.errors import RunError
 from codistill.log import log
 from codistill.networks.adapters.own import is_own_name, missing
 from codistill.recipes import parse
-from codistill.recipes.changes import WHERE_AND_HOW, difference, is_below, key_of, start_names
+from codistill.recipes.changes import (
+    WHERE_AND_HOW,
+    difference,
+    is_below,
+    key_of,
+    obstacle_to_lengthening,
+    start_names,
+)
 from codistill.recipes.schema import Recipe
 from codistill.runs.checkpoint import Store, fingerprint
-from codistill.runs.files import LOCK_FILE, TEMPORARY, refuse_unless, write_atomically
+from codistill.runs.files import LOCK_FILE, TEMPORARY, lock_run, refuse_unless, write_atomically
 from codistill.runs.journal import Lines, read_lines
 from codistill.runs.records import Environment
 from codistill.runs.seal import RESTORE, YAML_END, damaged, is_intact, read_sealed, seal
 from codistill.transfer.methods import CUSTOM
 
+LENGTH = "length.epochs"
 MAX_BYTES = 256 * 2**20  # of result.json and data.json, which names every image that was skipped
 
 
@@ -88,8 +97,11 @@ class RunFolder:
                 raise self.damage_error(damage)
             log.warning("%s: %s; restored from the checkpoint", self.path, "; ".join(damage))
             return False
-        self.changes_to(recipe)
-        return True
+        if LENGTH not in map(key_of, self.changes_to(recipe)):
+            return True
+        if not self.has_checkpoint():
+            raise RunError(f"{self.path} cannot be lengthened: its checkpoints are gone; choose another --out")
+        return False
 
     def damage(self, weights: Iterable[str] = (), *, with_times: bool = True) -> list[str]:
         """Describe the files that are damaged, missing or another run's, one sentence each.
@@ -134,6 +146,22 @@ class RunFolder:
         same = recorded == fingerprint(file)
         return "" if same else f"{file.name} is damaged: its SHA-256 is not the one in {self.result.name}"
 
+    def prune(self) -> int:
+        """Delete the checkpoints of a finished run, but for the best; returns how many bytes that frees.
+
+        Raises RunError for a run that is not finished, or that is damaged: it may need them.
+        """
+        recipe = self.stored_recipe()
+        if not self.result.exists():
+            raise RunError(f"{self.path} is not finished and continues from its checkpoints; {self.resume_command()}")
+        self.refuse_irregular()
+        with lock_run(self.path):
+            if damage := self.damage(recipe.networks):
+                raise self.damage_error(damage)
+            freed = sum(file.stat().st_size for file in self.checkpoints.rglob("*") if file.is_file())
+            shutil.rmtree(self.checkpoints, ignore_errors=True)
+        return freed
+
     def damage_error(self, damage: Iterable[str]) -> RunError:
         return RunError(f"{self.path}: {'; '.join(damage)}: {RESTORE}")
 
@@ -150,14 +178,19 @@ class RunFolder:
             return "its recipe is not readable"
         stored = parse.load(self.recipe)
         moved = ("start",) if start_names(stored.start) == start_names(other.start) else ()
-        may_differ = (*WHERE_AND_HOW, "runtime.precision", *moved)
+        may_differ = (*WHERE_AND_HOW, "runtime.precision", *moved, *([LENGTH] if _lengthens(other, stored) else []))
         return "; ".join(line for line in difference(stored, other) if not is_below(key_of(line), may_differ))
 
     def changes_to(self, recipe: Recipe) -> list[str]:
-        """Allowed differences (device, paths, kernels) between the stored recipe and this one; any other raises."""
+        """Allowed differences (device, paths, kernels, more epochs) between the stored recipe and this one.
+
+        Any other raises RunError, and so do more epochs if those that are done would have been others.
+        """
         stored = self.stored_recipe()
         changed = difference(stored, recipe)
         may_differ = (*WHERE_AND_HOW, *(["runtime.precision"] if self._keeps_precision(stored, recipe) else []))
+        if _lengthens(stored, recipe):
+            may_differ = (*may_differ, LENGTH)
         if others := [line for line in changed if not is_below(key_of(line), may_differ)]:
             for name, network in stored.networks.items():
                 if is_own_name(network) and recipe.networks.get(name) != network:
@@ -170,6 +203,12 @@ class RunFolder:
                     f"it with {self.recipe}, or with the same graph=…, or choose another --out"
                 )
             lines = "\n  ".join(others)
+            if list(map(key_of, others)) == [LENGTH] and recipe.length.epochs > stored.length.epochs:
+                first = next(iter(recipe.networks))
+                raise RunError(
+                    f"{self.path} cannot be lengthened, {lines}: {obstacle_to_lengthening(recipe)}; begin another run "
+                    f"with another --out, from these weights if you like, as in start.{first}={self.weights(first)}"
+                )
             raise RunError(
                 f"{self.path} contains a run of another recipe:\n  {lines}\nRepeat its recipe, or choose another --out"
             )
@@ -221,6 +260,11 @@ class RunFolder:
     def resume_command(self) -> str:
         """The command that continues the training."""
         return shlex.join(["codistill", "train", str(self.recipe), "--out", str(self.path)])
+
+
+def _lengthens(shorter: Recipe, longer: Recipe) -> bool:
+    """Whether a training of one recipe may continue as one of the other, whose length alone is greater."""
+    return longer.length.epochs > shorter.length.epochs and not obstacle_to_lengthening(longer)
 
 
 def _is_timed(journal: Lines, timing: Lines, finished: bool) -> bool:
