@@ -119,5 +119,5 @@ def test_a_page_that_the_navigation_leaves_out_is_refused(caplog: pytest.LogCapt
 
 def test_a_flowchart_that_nobody_can_draw_is_refused() -> None:
     hooks = runpy.run_path(str(DOCS / "site" / "hooks.py"))
-    with pytest.raises(hooks["PluginError"], match=r"some\.md: a flowchart that is no method's"):
+    with pytest.raises(hooks["PluginError"], match=r"some\.md: a flowchart that is not of a method"):
         hooks["_picture"]("flowchart LR\n  a --> b", "some.md")
