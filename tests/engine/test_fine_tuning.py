@@ -1,6 +1,7 @@
 """Fine-tuning: what networks begin from, parts that learn at rates of their own or not at all, heads set apart."""
 
 from pathlib import Path
+from signal import SIGKILL
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from codistill.runs.folder import MAX_BYTES, RunFolder
 from codistill.runs.result import read_result_content
 from codistill.runs.seal import read_sealed
 from support.processes import in_new_process
-from support.runs import checksums, train
+from support.runs import checksums, train, train_and_die
 from support.tiny import tiniest_recipe
 
 SGD = {"kind": "sgd", "lr": 0.05, "weight_decay": 5e-4, "nesterov": True}
@@ -230,30 +231,10 @@ def test_killed_and_continued_without_its_file(tmp_path: Path) -> None:
     file, recipe = pretrained(tmp_path), set_apart(tmp_path)
     whole = checksums(train(recipe, tmp_path / "whole"))
     for steps in (1, 2, 4):
-        assert in_new_process(train_and_die, recipe, tmp_path / str(steps), steps) == 9
+        assert in_new_process(train_and_die, recipe, tmp_path / str(steps), steps, {}) == -SIGKILL
     file.unlink()
     for steps in (1, 2, 4):
         assert checksums(train(recipe, tmp_path / str(steps))) == whole
-
-
-def train_and_die(recipe: Recipe, out: Path, steps: int) -> None:
-    """Die as SIGKILL would, after some updates and a save of each."""
-    import os
-
-    from codistill.engine.run import Run
-
-    save, saved = Run.save, 0
-
-    def deadly(self: Run, *arguments: Any) -> None:
-        nonlocal saved
-        save(self, *arguments)
-        saved += 1
-        if saved == steps:
-            self.wait()
-            os._exit(9)
-
-    Run.save = deadly  # type: ignore[method-assign, assignment]
-    train(recipe, out)
 
 
 @pytest.mark.parametrize(

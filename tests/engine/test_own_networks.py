@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from signal import SIGKILL
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from codistill.recipes.schema import Recipe
 from codistill.runs.folder import RunFolder
 from support.cli import call
 from support.own_network import OwnNet, TwoOutputs, block
+from support.processes import in_new_process
+from support.runs import train_and_die
 from support.tiny import tiniest_recipe
 
 SHIPPED = "a", "b"
@@ -65,6 +68,23 @@ def test_a_stopped_run_continues_bit_for_bit(run: Path, tmp_path: Path) -> None:
     assert len(list(train(stored, folder, networks={"b": module}))) == 2
     same_files(run, folder)
     assert all(tensor.equal(before[key]) for key, tensor in module.state_dict().items())
+
+
+@pytest.mark.promise(
+    "exact-resume-of-own-networks",
+    "A run with a module of one's own that is killed in the middle of an epoch continues bit for bit.",
+    repeated="killed after 2 and 4 of 6 updates",
+)
+def test_a_killed_run_continues_bit_for_bit(tmp_path: Path) -> None:
+    given = {"networks": {"b": OwnNet}}  # a function of the seed: a process of its own builds the same
+    assert len(list(train(recipe(), tmp_path / "whole", **given))) == 2
+    for steps in (2, 4):  # in the middle of either epoch
+        folder = tmp_path / str(steps)
+        assert in_new_process(train_and_die, recipe(), folder, steps, given) == -SIGKILL
+        state = json.loads((max((folder / "checkpoints").iterdir()) / "state.json").read_text())
+        assert state["position"] == {"epoch": steps // 3, "step": steps % 3}
+        assert list(train(RunFolder(folder).stored_recipe(), folder, networks={"b": OwnNet()}))
+        same_files(tmp_path / "whole", folder)
 
 
 def test_the_recipe_has_the_whole_graph_and_the_name_of_the_module(run: Path) -> None:

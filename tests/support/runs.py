@@ -1,9 +1,13 @@
 """Trainings of a few seconds, and the checksums of what they write."""
 
+import os
+import signal
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from codistill.engine import trainer
+from codistill.engine.run import Run
 from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.recipes.schema import Recipe
 from codistill.runs.checkpoint import fingerprint
@@ -11,17 +15,31 @@ from codistill.runs.folder import MAX_BYTES, RunFolder
 from codistill.runs.seal import read_sealed, write_sealed
 
 
-def train(recipe: Recipe, out: Path, steps: int | None = None) -> Path:
-    """Trains to the end, or until ``steps`` steps are done; returns the run's folder."""
+def train(recipe: Recipe, out: Path, steps: int | None = None, **given: Any) -> Path:
+    """Trains to the end, or until ``steps`` steps are done; returns the run's folder. ``given`` is what Python adds."""
     done = 0
 
     def note(position: Position, timetable: TrainingSchedule) -> None:
         nonlocal done
         done = timetable.steps_taken(position)
 
-    for _ in trainer.train(recipe, out, stop=lambda: done == steps, heartbeat=note):
+    for _ in trainer.train(recipe, out, stop=lambda: done == steps, heartbeat=note, **given):
         pass
     return out
+
+
+def train_and_die(recipe: Recipe, out: Path, steps: int, given: dict[str, Any]) -> None:
+    """Trains until ``steps`` steps are done and saved, and ends its own process by SIGKILL. For a new process."""
+    save = Run.save
+
+    def deadly(self: Run, training: Any, position: Position, schedule: TrainingSchedule) -> None:
+        save(self, training, position, schedule)
+        if schedule.steps_taken(position) == steps:
+            self.wait()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    Run.save = deadly  # type: ignore[method-assign]
+    train(recipe, out, **given)
 
 
 def accept_weights(run: Path) -> None:
