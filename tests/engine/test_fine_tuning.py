@@ -16,7 +16,7 @@ from codistill.engine.schedule import Position, TrainingSchedule
 from codistill.engine.state import Training, prepare_training
 from codistill.engine.trainer import choose_step, draw_epoch
 from codistill.networks.families import architecture
-from codistill.networks.parts import classifier_layer
+from codistill.networks.parts import classifier_layers
 from codistill.recipes.errors import RecipeError
 from codistill.recipes.schema import Recipe
 from codistill.runs.folder import MAX_BYTES, RunFolder
@@ -269,4 +269,5 @@ def test_a_run_ships_what_other_libraries_can_begin_from(tmp_path: Path) -> None
     save_file(six, tmp_path / "six.safetensors")
     training = prepared_training(tiniest_recipe(start={"b": str(tmp_path / "six.safetensors")}))
     assert training.starts["b"]["new_classifier"] == ["classifier.2.weight", "classifier.2.bias"]
-    assert classifier_layer(training.cohort.members["b"].backbone).weight.shape == (10, 64)
+    (classifier,) = classifier_layers(training.cohort.members["b"].backbone)
+    assert classifier.weight.shape == (10, 64)

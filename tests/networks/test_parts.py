@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from codistill.engine.weight_files import load_but_classifier
 from codistill.networks.families import EXAMPLES, architecture
-from codistill.networks.parts import classifier_layer, freeze, is_frozen, layer_depths
+from codistill.networks.parts import classifier_parameters, freeze, is_frozen, layer_depths
 from support import zoo
 
 # Where timm's own groups differ: it counts the norm or the convolution in front of the classifier with the one or with
@@ -37,17 +38,34 @@ def test_depths_of_our_networks_fall_from_the_stem_to_the_classifier(name: str) 
     assert len(found) == len(depths)
     assert found == sorted(found, reverse=True)
     assert set(found) == set(range(max(found) + 1))
-    assert {one for one, depth in depths.items() if not depth} == set(classifier_layer(backbone).parameters())
+    assert {one for one, depth in depths.items() if not depth} == classifier_parameters(backbone)
 
 
-@pytest.mark.parametrize("name", ["timm:resnet10t", "timm:test_vit", "torchvision:squeezenet1_1", "torchvision:vgg11"])
+# Networks of timm whose logits are the average of several classifiers.
+SEVERAL = (
+    *("deit_tiny_distilled_patch16_224", "pit_ti_distilled_224", "crossvit_9_240", "levit_128s", "repvit_m0_9"),
+    *("efficientformer_l1", "efficientformerv2_s0", "efficientvim_m1", "efficientvim_m1_dist", "swiftformer_xs"),
+)
+ONE = ("timm:resnet10t", "timm:test_vit", "torchvision:squeezenet1_1", "torchvision:vgg11")
+
+
+@pytest.mark.parametrize("name", [*ONE, *(f"timm:{name}" for name in SEVERAL)])
 def test_the_classifier_is_what_changes_with_the_number_of_classes(name: str) -> None:
     with torch.device("meta"):
         ten, eleven = (architecture(name).backbone(classes) for classes in (10, 11))
     changed = {key for key, one in ten.named_parameters() if one.shape != eleven.get_parameter(key).shape}
-    own = set(classifier_layer(ten).parameters())
+    own = classifier_parameters(ten)
     assert {key for key, one in ten.named_parameters() if one in own} == changed
     assert changed
+
+
+def test_several_classifiers_are_new_for_other_classes_and_learn_together() -> None:
+    with torch.device("meta"):
+        seven, ten = (architecture("timm:deit_tiny_distilled_patch16_224").backbone(classes) for classes in (7, 10))
+    new = load_but_classifier(ten, seven.state_dict(), "the network")
+    assert new == ["head.weight", "head.bias", "head_dist.weight", "head_dist.bias"]
+    freeze(ten, "backbone")
+    assert [name for name, one in ten.classifier.named_parameters() if one.requires_grad] == new
 
 
 @pytest.mark.parametrize("name", ["timm:resnet10t", "timm:test_vit", "wrn-10-1"])

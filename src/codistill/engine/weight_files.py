@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from codistill.networks.adapters.naming import is_tagged
-from codistill.networks.parts import classifier_layer
+from codistill.networks.parts import classifier_layers, classifier_parameters
 from codistill.recipes.schema import Recipe
 from codistill.runs.checkpoint import fingerprint
 from codistill.runs.records import WeightsReport
@@ -60,7 +60,7 @@ def begin(backbone: nn.Module, recipe: Recipe, name: str, in_channels: int) -> d
     else:
         return None
     new = load_but_classifier(backbone, weights, f"{label}: the weights in {file}")
-    classes = len(classifier_layer(backbone).weight)
+    classes = len(classifier_layers(backbone)[-1].weight)
     of_file = len(weights.get(new[0], ())) if new else classes
     if new and name not in recipe.graph.learning_networks:
         raise ValueError(
@@ -98,8 +98,7 @@ def read_tensors(backbone: nn.Module, file: Path, name: str) -> dict[str, Tensor
         raise ValueError(f"network {name!r}: there is no file {file}; give a safetensors or .pth file of its weights")
     refuse_damaged(file)
     # Before anything is mapped or read: a file may claim any size.
-    layer = classifier_layer(backbone)
-    others = layer.weight[0].nbytes * MOST_CLASSES
+    others = sum(layer.weight[0].nbytes for layer in classifier_layers(backbone)) * MOST_CLASSES
     needed = sum(tensor.nbytes for tensor in backbone.state_dict().values())
     most = PER_WEIGHT * (needed + others) + HEADER_BYTES
     if (size := file.stat().st_size) > most:
@@ -172,8 +171,8 @@ def load_but_classifier(backbone: nn.Module, weights: Mapping[str, Tensor], labe
     Returns the classifier's tensors that keep their values, as the state dict has none, or those of other classes.
     """
     own = backbone.state_dict(keep_vars=True)
-    layer = {id(parameter) for parameter in classifier_layer(backbone).parameters()}
-    classifier = {name: tensor.detach() for name, tensor in own.items() if id(tensor) in layer}
+    learned = classifier_parameters(backbone)
+    classifier = {name: tensor.detach() for name, tensor in own.items() if tensor in learned}
     given = {name: weights[name] for name in classifier if name in weights}
     is_of_others = given.keys() == classifier.keys() and all(
         given[name].ndim == tensor.ndim and given[name].shape[1:] == tensor.shape[1:]

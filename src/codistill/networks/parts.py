@@ -1,6 +1,7 @@
 """The parts of a network that learn at rates of their own, or not at all: backbone, classifier, and blocks by depth."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from torch import nn
 
@@ -11,19 +12,32 @@ from codistill.networks.families import BACKBONE
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
-def classifier_layer(backbone: nn.Module) -> nn.Linear | nn.Conv2d:
-    """The layer that computes the logits: the last linear layer, or the convolution in its place."""
+def classifier_layers(backbone: nn.Module) -> list[nn.Linear | nn.Conv2d]:
+    """The layers that compute the logits: the last linear layer, or the convolution in its place.
+
+    Some networks of timm average the logits of several, such as the distilled DeiT. Their ``get_classifier`` has them.
+    """
     layers = [layer for layer in backbone.modules() if isinstance(layer, nn.Linear | nn.Conv2d)]
     if not layers:
         raise ValueError("the network has no linear layer or convolution, so its classifier is not known")
-    return layers[-1]
+    network: Any = backbone.classifier if isinstance(backbone, Backbone) else backbone
+    if not any(one.__module__.startswith("timm.models.") for one in type(network).__mro__):  # sharding adds a class
+        return layers[-1:]
+    given = network.get_classifier()
+    inside = {*nn.ModuleList(given if isinstance(given, tuple) else [given]).modules(), layers[-1]}
+    # What is returned may also contain layers of features.
+    return [layer for layer in layers if layer in inside and len(layer.weight) == len(layers[-1].weight)]
+
+
+def classifier_parameters(backbone: nn.Module) -> set[nn.Parameter]:
+    return {parameter for layer in classifier_layers(backbone) for parameter in layer.parameters()}
 
 
 def freeze(backbone: Backbone, until: str) -> None:
     """Let all of the network but its classifier learn no more, or only what comes ``until`` an exit."""
     named = list(backbone.named_parameters())
     if until == BACKBONE:
-        learns = set(classifier_layer(backbone).parameters())
+        learns = classifier_parameters(backbone)
         frozen = [parameter for _, parameter in named if parameter not in learns]
     else:
         paths = {one.name: f"classifier.{one.path}." if one.path else f"stages.{one.name}." for one in backbone.exits}
@@ -61,7 +75,7 @@ def layer_depths(backbone: Backbone) -> dict[nn.Parameter, int]:
     for index, (_, parameter) in reversed(list(enumerate(named))):
         block = block if found[index] is None else found[index]  # type: ignore[assignment]
         depths[parameter] = len(paths) - (block if index >= stem else -1)
-    return depths | dict.fromkeys(classifier_layer(backbone).parameters(), 0)
+    return depths | dict.fromkeys(classifier_parameters(backbone), 0)
 
 
 def _blocks(module: nn.Module, path: str = "") -> Iterator[str]:
