@@ -135,7 +135,9 @@ def test_another_checkpoint_in_the_place_of_the_best(runs: Path, tmp_path: Path)
     """A checkpoint of this run and intact, but in the middle of an epoch, or of an epoch that is not the best."""
     run = Path(shutil.copytree(runs / "finished", tmp_path / "run"))
     (best,) = (run / "best").iterdir()
-    found = [path for path in (run / "checkpoints").iterdir() if path.name.partition(".")[0] != best.name]
+    found = [
+        path for path in (runs / "interrupted" / "checkpoints").iterdir() if path.name.partition(".")[0] != best.name
+    ]
     assert found
     for path in found:
         shutil.rmtree(run / "best")

@@ -10,6 +10,7 @@ from codistill.engine import evaluate, trainer
 from codistill.engine.run import Run
 from codistill.recipes.schema import Recipe
 from codistill.recipes.sections import AdamW, Augment, Cosine
+from codistill.runs.checkpoint import Store
 from support.processes import in_new_process
 from support.runs import checksums, train
 from support.tiny import tiniest_recipe
@@ -64,6 +65,7 @@ DEATHS = {
     "after the last epoch was recorded and before it was saved": (STEPS + 2, Run, "save"),
     "before the weights are written": (1, Run, "finish"),
     "while the result is made": (1, Run, "_result"),
+    "before the older checkpoint is removed": (1, Store, "keep_newest"),
 }
 
 

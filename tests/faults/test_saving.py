@@ -12,7 +12,7 @@ from codistill.engine import trainer
 from codistill.errors import RunError
 from codistill.runs.checkpoint import Saver, Snapshot, Store, snapshot
 from codistill.runs.journal import read_journal
-from support.checkpoints import assert_is, content, listed
+from support.checkpoints import assert_is, content, filled, listed
 from support.tiny import tiny_recipe
 
 
@@ -122,6 +122,27 @@ def remove(folder: Path) -> bool:
     if folder.exists():
         folder.rename(folder.with_name("elsewhere"))
     return True
+
+
+@pytest.mark.parametrize(("keep", "left"), [(2, 1), (3, 3)])
+def test_a_finished_run_keeps_what_is_read_again(keep: int, left: int, tmp_path: Path) -> None:
+    recipe = tiny_recipe(checkpoints={"every_s": 0, "keep": keep})
+    for _ in trainer.train(recipe, tmp_path / "run"):
+        pass
+    found = listed(tmp_path / "run" / "checkpoints")
+    assert len(found) == left
+    assert max(found).startswith("step-00000006")
+
+
+@pytest.mark.parametrize("harm", ["damaged", "another run's"])
+def test_older_checkpoints_stay_if_the_newest_is_of_no_use(harm: str, tmp_path: Path) -> None:
+    store = filled(tmp_path, 1, 2)
+    if harm == "damaged":
+        (tmp_path / "step-00000002" / "tensors.safetensors").write_bytes(b"")
+    else:
+        store.foreign = lambda state: "other images" if state["epoch"] == 2 else ""
+    store.keep_newest()
+    assert_is(store.newest(), 1)
 
 
 def test_the_best_by_validation_error_is_kept(tmp_path: Path) -> None:

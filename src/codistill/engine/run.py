@@ -27,6 +27,7 @@ from codistill.log import log, logging_to
 from codistill.networks.adapters.own import is_own_name
 from codistill.recipes.changes import key_of
 from codistill.recipes.schema import Recipe
+from codistill.recipes.sections import Checkpoints
 from codistill.runs import environment
 from codistill.runs.checkpoint import Fingerprint, Saver, Store, fingerprint, fingerprint_of
 from codistill.runs.files import explained, lock_run, open_regular, sweep, to_json, write_atomically
@@ -274,6 +275,8 @@ class Run:
     def finish(self, training: State, path: str, processes: Mapping[str, Any] | None = None) -> None:
         """Write every network's shipped weights, then the result, whose existence means that the run is complete.
 
+        With the result on the disk, the checkpoints before the last are removed: damage is restored from that one.
+
         ``path`` describes how the step was computed, ``processes`` the layout and traffic of several processes.
         """
         self.saver.wait()
@@ -296,6 +299,8 @@ class Run:
         several = {"processes": processes} if processes else {}
         if self.folder.damage(self.recipe.networks) or not self.folder.result.exists():
             write_sealed(self.folder.result, {**self._result(training, path, prints), **several}, sort_keys=False)
+        if self.recipe.checkpoints.keep <= Checkpoints().keep:  # more are kept for their own sake
+            self.store.keep_newest()
 
     def _result(self, training: State, path: str, prints: Mapping[str, Fingerprint]) -> dict[str, Any]:
         """The content of result.json. Each network's result is its last epoch; the best one is named separately."""

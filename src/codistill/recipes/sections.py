@@ -329,7 +329,10 @@ class Evaluation(Settings):
 
 class Checkpoints(Settings):
     every_s: NotNegative = Field(60.0, description="seconds between saves; the last epoch and a stop always save")
-    keep: Count = Field(2, description="number of newest checkpoints to keep")
+    keep: Count = Field(
+        2,
+        description="number of newest checkpoints to keep; up to 2, a finished run keeps only the last",
+    )
     best: bool = Field(False, description="also keep the one of the lowest validation error, in the run's best/")
 
 

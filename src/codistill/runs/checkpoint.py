@@ -131,8 +131,24 @@ class Store:
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
             sync_folder(self.folder)
-        self._prune(path, step)
+        self._prune(path, step, self.keep)
         return path
+
+    def keep_newest(self) -> None:
+        """Remove all checkpoints but the newest, which is all that a finished run reads again.
+
+        If that is damaged or another run's, all stay and the log says why; nothing is raised.
+        """
+        for (step, _), path in self._found()[:1]:
+            try:
+                _verify(path, step)
+                reason = self.foreign(read_json(path / STATE, STATE_MAX_BYTES))
+            except (DamagedError, RunError, OSError) as error:
+                reason = str(error)
+            if reason:
+                log.warning("%s: checkpoints before %s are kept: %s", self.folder, path.name, reason)
+            else:
+                self._prune(path, step, keep=1)
 
     def newest(self) -> Saved | None:
         """Read the newest intact checkpoint; None if there are no checkpoints, an error if none is intact."""
@@ -184,13 +200,13 @@ class Store:
         revisions = [revision for (other, revision), _ in self._found() if other == step]
         return self.folder / (f"step-{step:08d}.{max(revisions) + 1}" if revisions else f"step-{step:08d}")
 
-    def _prune(self, path: Path, step: int) -> None:
+    def _prune(self, path: Path, step: int, keep: int) -> None:
         """Keep this checkpoint and the ones just before; later steps belong to a run that was rolled back past them."""
         try:
             others = [(other, old) for (other, _), old in self._found() if old != path]
             before = [old for other, old in others if other < step]
             superseded = [old for other, old in others if other >= step]
-            for old in before[self.keep - 1 :] + superseded:
+            for old in before[keep - 1 :] + superseded:
                 shutil.rmtree(old)
         except OSError as error:
             log.warning("%s: cannot remove checkpoints that are no longer needed: %s", self.folder, error)
