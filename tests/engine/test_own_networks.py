@@ -76,11 +76,11 @@ def test_a_stopped_run_continues_bit_for_bit(run: Path, tmp_path: Path) -> None:
     repeated="killed after 2 and 4 of 6 updates",
 )
 def test_a_killed_run_continues_bit_for_bit(tmp_path: Path) -> None:
-    given = {"networks": {"b": OwnNet}}  # a function of the seed: a process of its own builds the same
-    assert len(list(train(recipe(), tmp_path / "whole", **given))) == 2
+    networks = {"b": OwnNet}  # a function of the seed: a process of its own builds the same
+    assert len(list(train(recipe(), tmp_path / "whole", networks=networks))) == 2
     for steps in (2, 4):  # in the middle of either epoch
         folder = tmp_path / str(steps)
-        assert in_new_process(train_and_die, recipe(), folder, steps, given) == -SIGKILL
+        assert in_new_process(train_and_die, recipe(), folder, steps, {"networks": networks}) == -SIGKILL
         state = json.loads((max((folder / "checkpoints").iterdir()) / "state.json").read_text())
         assert state["position"] == {"epoch": steps // 3, "step": steps % 3}
         assert list(train(RunFolder(folder).stored_recipe(), folder, networks={"b": OwnNet()}))
@@ -221,6 +221,24 @@ def test_what_is_frozen_in_a_module_stays_as_it_is(tmp_path: Path) -> None:
     after = load_file(tmp_path / "run" / "weights" / "b.safetensors")
     kept = {key for key, tensor in after.items() if tensor.equal(before[key])}
     assert kept == {key for key in before if key.startswith("block1.")}
+
+
+@pytest.mark.parametrize("changes", [{}, {"method": "dml"}, {"freeze": {"b": "backbone"}}])
+def test_a_module_that_is_frozen_but_is_to_learn_is_refused_in_one_line(
+    changes: dict[str, object], tmp_path: Path
+) -> None:
+    module = own().requires_grad_(False)
+    with pytest.raises(ValueError, match=r"^network 'b' is to learn, and all .* frozen .*; type .* teachers=\[b\]$"):
+        list(train(recipe(**changes), tmp_path / "run", networks={"b": module}))
+    assert not (tmp_path / "run").exists()
+
+
+def test_images_of_half_the_side_need_a_module_that_takes_them(tmp_path: Path) -> None:
+    network = nn.Sequential(nn.Conv2d(1, 1, 1), nn.Flatten(), nn.Linear(28 * 28, 10))
+    data = {**recipe().data.model_dump(), "image_size": 28}
+    halved = recipe(method="dml", data=data, augment={"half_until": 0.5})
+    with pytest.raises(ValueError, match=r"^augment.half_until halves .* networks.b=own\S+ takes only 28×28; type aug"):
+        list(train(halved, tmp_path / "run", networks={"b": network}))
 
 
 def test_freezing_up_to_a_module_without_weights_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from codistill.engine.optim import MovingAverage, build_optimizers, optimizer_te
 from codistill.engine.peers import ALONE, Peers
 from codistill.engine.runtime import Machine
 from codistill.engine.weight_files import begin
+from codistill.networks.adapters.architecture import AdaptedBackbone
 from codistill.networks.backbone import Architecture
 from codistill.networks.parts import freeze, is_frozen
 from codistill.recipes.schema import Recipe
@@ -197,6 +198,12 @@ def prepare_training(
             member.requires_grad_(False)  # and not True for others: of a user's own module, some weights may be frozen
         if name in recipe.freeze:
             freeze(member.backbone, recipe.freeze[name])
+        if is_frozen(member.backbone) and f"{name}/final" in [learner.name for learner in graph.learners]:
+            raise ValueError(
+                f"network {name!r} is to learn, and all of its weights are frozen (requires_grad is False); type "
+                "module.requires_grad_(True), at least for its classifier, or let it only teach: method=kd "
+                f"teachers=[{name}]"
+            )
         member.backbone.recomputes = recipe.runtime.activation_checkpointing
         member.heads_gradient = recipe.heads.gradient
     cohort.to(machine.device).to(memory_format=machine.memory_format)  # type: ignore[call-overload]
@@ -256,6 +263,12 @@ def cohort_of(
         smallest = (height // 2, width // 2) if recipe.augment.half_until else image_size
         if recipe.augment.half_until or min(image_size) < LARGE_ENOUGH:
             for name, network in networks.items():
+                backbone = cohort.members[name].backbone
+                if recipe.augment.half_until and isinstance(backbone, AdaptedBackbone) and backbone.image_size:
+                    raise ValueError(
+                        f"augment.half_until halves the side of images, and networks.{name}={network} takes only "
+                        f"{backbone.image_size}×{backbone.image_size}; type augment.half_until=0, or choose another"
+                    )
                 _refuse_too_small(cohort.members[name], f"networks.{name}={network}", (in_channels, *smallest))
     return cohort
 

@@ -201,7 +201,9 @@ class Augment(Settings):
         0, description="side of a square that the images' mean replaces, at a random place; 0: off"
     )
     half_until: Fraction = Field(
-        0.0, description="share of the training in which images have half their side, to save time at first; 0: none"
+        0.0,
+        description="share of the training in which images have half their side, to save time at first; 0: none, "
+        "as networks that take only one size need",
     )
 
     @model_validator(mode="after")
