@@ -247,7 +247,11 @@ def _stage_ends(network: nn.Module, survey: Survey) -> list[Call]:
     thirds = _thirds(max(listed, _longest_run((survey if not found else first).calls), key=len))
     if not found:
         return thirds or passed[-PARTS:]
-    return max(_with_papers_exits((cuttable or found)[0], survey), thirds, key=lambda ends: ends[-PARTS].ended if ends[2:] else 0)
+    return max(
+        _with_papers_exits((cuttable or found)[0], survey),
+        thirds,
+        key=lambda ends: ends[-PARTS].ended if ends[2:] else 0,
+    )
 
 
 def _passed(survey: Survey) -> list[Call]:
