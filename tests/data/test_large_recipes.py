@@ -72,8 +72,14 @@ def test_settings_that_cannot_be_honoured(change: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"resident": False}, "data.name: fashion is in memory as it is; resident, resize and test_share are for folder"),
-        ({"resize": "short_side"}, "data.name: fashion is in memory as it is; resident, resize and test_share are for folder"),
+        (
+            {"resident": False},
+            "data.name: fashion is in memory as it is; resident, resize and test_share are for folder",
+        ),
+        (
+            {"resize": "short_side"},
+            "data.name: fashion is in memory as it is; resident, resize and test_share are for folder",
+        ),
         ({"resize": "middle"}, "resize: unknown value 'middle'; Allowed: stretch, short_side"),
     ],
 )
