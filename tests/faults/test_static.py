@@ -81,13 +81,13 @@ def risks(code: str) -> set[str]:
 
 @pytest.mark.promise(
     "no-code",
-    "What could execute a file (`pickle`, `torch.load`, `torch.export.load`, `eval`, `exec`, "
-    "`yaml.load`, `shell=True`, imports by name) is used in three places: for CIFAR's own files through "
-    "inert stand-ins, `torch.load` with `weights_only=True` for the `.pth` files that a training starts from "
-    "and pretrained weights in a library's cache, and `torch.export.load` for the bytes of a `pt2` export that the same process has just written. `predict` refuses "
-    "`pt2`. Code that uses the network is in five: `codistill data NAME --download`, `codistill train --download` "
-    "for pretrained weights, the live page of `codistill watch` and the browser it opens, and the processes of "
-    "`--nproc`, on the loopback interface.",
+    "What could execute a file (`pickle`, `torch.load`, `torch.export.load`, `eval`, `exec`, `yaml.load`, "
+    "`shell=True`, imports by name) is used in three places: for CIFAR's own files through inert stand-ins, "
+    "`torch.load` with `weights_only=True` for the `.pth` files that a training starts from and pretrained "
+    "weights in a library's cache, and `torch.export.load` for the bytes of a `pt2` export that the same process "
+    "has just written. `predict` refuses `pt2`. Code that uses the network is in five: `codistill data NAME "
+    "--download`, `codistill train --download` for pretrained weights, the live page of `codistill watch` and the "
+    "browser it opens, and the processes of `--nproc`, on the loopback interface.",
     repeated="every source file",
 )
 def test_nothing_else_executes_or_talks() -> None:
