@@ -72,7 +72,8 @@ def test_quiet_prints_only_how_it_ended(finished: Any, codistill: Codistill) -> 
     assert "is finished" not in result.stdout
     result = codistill("train", *TINY, "length.epochs=1", "--quiet", "--out", "quiet")
     assert result.exit_code == 0
-    assert "epoch 1" not in result.stdout
+    assert "epoch 1/1:" not in result.stdout
+    assert result.stdout.startswith("┏")
 
 
 def test_the_resolved_recipe_trains_again(finished: Any, codistill: Codistill) -> None:

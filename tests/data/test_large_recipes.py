@@ -53,7 +53,7 @@ def test_the_papers_sizes() -> None:
 
 
 REFUSED = {
-    "data.resident=false": "data.name: cifar100 is in memory as it is; resident and resize are for folder",
+    "data.resident=false": "data.name: cifar100 is in memory as it is; resident, resize and test_share are for folder",
     "data.resize=short_side": "data.name: cifar100 is in memory as it is",
     "data.resize=middle": "unknown value 'middle'; Allowed: stretch, short_side",
     "data.workers=-1": "data.workers: must be greater than or equal to 0",
@@ -72,8 +72,14 @@ def test_settings_that_cannot_be_honoured(change: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"resident": False}, "data.name: fashion is in memory as it is; resident and resize are for folder"),
-        ({"resize": "short_side"}, "data.name: fashion is in memory as it is; resident and resize are for folder"),
+        (
+            {"resident": False},
+            "data.name: fashion is in memory as it is; resident, resize and test_share are for folder",
+        ),
+        (
+            {"resize": "short_side"},
+            "data.name: fashion is in memory as it is; resident, resize and test_share are for folder",
+        ),
         ({"resize": "middle"}, "resize: unknown value 'middle'; Allowed: stretch, short_side"),
     ],
 )

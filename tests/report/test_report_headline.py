@@ -64,6 +64,12 @@ def test_an_interval_that_contains_0_decides_nothing(tmp_path: Path) -> None:
     )
 
 
+def test_times_of_runs_that_shared_a_device_are_no_cost(tmp_path: Path) -> None:
+    folder = write(tmp_path, {"independent": BASELINE, "dcm": AHEAD})
+    rewrite(folder / "dcm-2", dict(zip("ab", AHEAD[1], strict=True)), 160.0)
+    assert headline(look(folder), count_flops=False).endswith("< 0.05.")
+
+
 def test_whoever_is_ahead_is_named_first(tmp_path: Path) -> None:
     """Also the row that the difference is taken from."""
     said = headline(look(write(tmp_path, {"independent": AHEAD, "dcm": BASELINE})), count_flops=False)

@@ -4,8 +4,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
-from codistill.runs.result import read_result
+from codistill import read_weights
+from codistill.data.augmentation import normalise
+from codistill.data.load import load
+from codistill.runs.checkpoint import fingerprint
+from codistill.runs.result import read_result, read_result_content
 from codistill.studies import catalogue
 from codistill.studies.published import rebuild_tables
 
@@ -31,3 +36,22 @@ def test_the_demonstration_is_published_with_the_seeds_that_it_shows() -> None:
     assert len(published) == len(shown) == 9
     for recipe in published:
         assert recipe.model_copy(update={"runtime": shown[0].runtime}) in shown
+
+
+def test_published_weights_are_those_of_their_results() -> None:
+    files = sorted(RESULTS.glob("**/weights/*/*.safetensors"))
+    assert len(files) >= 4
+    assert sum(file.stat().st_size for file in files) < 20_000_000
+    for file in files:
+        published = file.parents[2] / f"{file.parent.name}.json"
+        result, content = read_result(published), read_result_content(published)
+        assert content["networks"][file.stem]["weights"] == fingerprint(file)
+        identity, weights = read_weights(file)
+        test = load(result.recipe.data).test
+        assert isinstance(test.pixels, torch.Tensor)
+        with torch.no_grad():
+            images = normalise(test.pixels, torch.tensor(identity.mean), torch.tensor(identity.std))
+            wrong = identity.build(weights)(images).argmax(dim=1) != test.labels
+        assert 100 * wrong.double().mean().item() == pytest.approx(
+            result.networks[file.stem].last.top1_error, abs=0.11
+        )  # two images

@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 
 from codistill.recipes import Recipe
+from codistill.recipes.sections import Length
 from codistill.runs.result import read_result
 from codistill.studies import catalogue
 from codistill.studies.plan import plan_runs, run_name
 from codistill.studies.published import MAX_PUBLISHED_BYTES, publish, rebuild_tables
+from support.runs import train
 from support.synthetic import fill, made_up_result
+from support.tiny import tiny_recipe
 
 
 def published(tmp_path: Path, recipe: Recipe, result: dict[str, Any] | None = None) -> Path:
@@ -57,6 +60,20 @@ def test_a_foreign_file_among_the_published_is_named(tmp_path: Path, content: st
 def test_an_unfinished_run_is_not_published(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not finished"):
         publish(tmp_path, tmp_path / "results")
+
+
+def test_weights_are_published_on_request(tmp_path: Path) -> None:
+    run = train(tiny_recipe(ema=0.0, length=Length(epochs=1).model_dump()), tmp_path / "run")
+    file = publish(run, tmp_path / "results")
+    assert not (tmp_path / "results" / "weights").exists()
+    assert publish(run, tmp_path / "results", weights=True) == file
+    for name in ("a", "b"):
+        copy = tmp_path / "results" / "weights" / file.stem / f"{name}.safetensors"
+        assert copy.read_bytes() == (run / "weights" / copy.name).read_bytes()
+    with (run / "weights" / "b.safetensors").open("ab") as damaged:
+        damaged.write(b"0")
+    with pytest.raises(ValueError, match=r"b\.safetensors is damaged"):
+        publish(run, tmp_path / "results", weights=True)
 
 
 def test_nothing_says_where_files_were(tmp_path: Path) -> None:

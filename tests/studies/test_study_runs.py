@@ -110,7 +110,7 @@ def test_missing_data_are_named_once_and_before_anything_is_written(
 
 
 def test_a_missing_folder_of_images_is_named_once_and_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"nowhere: no such folder; it must contain train/<class>"):
+    with pytest.raises(ValueError, match=r"nowhere: no such folder; it must contain <class>/"):
         StudyCall(tmp_path / "out", "table2", overrides=[f"data.folder={tmp_path / 'nowhere'}"])
     assert not (tmp_path / "out").exists()
 

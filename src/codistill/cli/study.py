@@ -70,6 +70,7 @@ def study(
         bool, typer.Option("--best-epoch", help="Also show the best epoch of every run, in separate columns.")
     ] = False,
     publish: Annotated[Path | None, typer.Option(metavar="DIR", help="Copy the results of finished runs here.")] = None,
+    weights: Annotated[bool, typer.Option("--weights", help="With --publish: copy the weight files too.")] = False,
 ) -> int:
     """Train all runs of a study and print its table, with n and ±."""
     whole = resolve(name)
@@ -78,6 +79,8 @@ def study(
     chosen_seeds = chosen.seed_range(seeds)
     if publish is not None and publish.is_file():
         raise ValueError(f"--publish {publish} is a file; name a folder")
+    if weights and publish is None:
+        raise ValueError("--weights copies what --publish DIR publishes; name that folder too")
     folder, screen = out or Path("runs") / whole.name, console()
     at_once, threads = choose_jobs(chosen.rows[0].resolve(changes), jobs)
     planned = plan_runs(chosen, chosen_seeds, changes, folder, threads)
@@ -100,7 +103,9 @@ def study(
     screen.print(f"\n{conclude(made, unfinished)}", soft_wrap=True)
     code = _report_unfinished(outcome, unfinished, planned, again, screen)
     if publish is not None:
-        published, refused = publish_all([run.folder for run in planned.runs if run.is_finished], publish)
+        published, refused = publish_all(
+            [run.folder for run in planned.runs if run.is_finished], publish, weights=weights
+        )
         if whole.written:
             write_atomically(publish / f"{whole.name}.yaml", whole.written)
         tables = rebuild_tables(publish)

@@ -11,6 +11,7 @@ from codistill.studies.study import StudyRow
 from codistill.studies.tables import format_cell
 
 DECIDED = ("lower error", "higher error")
+ALIKE = 1.25  # the largest ratio between the times of runs of one row that is noise
 
 
 def conclude(made: StudyTables, unfinished: int = 0, *, count_flops: bool = True) -> str:
@@ -107,13 +108,19 @@ def _costs(made: StudyTables, first: StudyRow, second: StudyRow, count_flops: bo
     pair = [list(made.results[row.key].values()) for row in (first, second)]
     known = []
     costs: dict[str, Callable[[Result], float]] = {"FLOPs": _flops} if count_flops else {}
-    if len({run.device for runs in pair for run in runs}) == 1:
+    if len({run.device for runs in pair for run in runs}) == 1 and all(map(_took_alike, pair)):
         costs = {"time": lambda run: run.elapsed_s, **costs}
     for what, cost in costs.items():
         ours, theirs = (mean([cost(run) for run in runs]) for runs in pair)
         if ours and theirs:
             known.append(f"{ours / theirs:.2f} times the {what}")
     return f"; training {first.label} takes {' and '.join(known)} of {second.label}" if known else ""
+
+
+def _took_alike(runs: Sequence[Result]) -> bool:
+    """Whether the runs of a row took about the same time: if not, some shared the device, and time is not a cost."""
+    seconds = [run.elapsed_s for run in runs]
+    return max(seconds, default=0) <= ALIKE * min(seconds, default=0)
 
 
 def _flops(run: Result) -> float:

@@ -34,15 +34,25 @@ Setting = tuple[float, tuple[str, ...]]
 """A run's fraction of its row's length, and its other differences: all runs of a table have the same setting."""
 
 
-def publish(run_folder: Path, results: Path) -> Path:
+def publish(run_folder: Path, results: Path, *, weights: bool = False) -> Path:
     """Copy a finished run's result to ``results/NAME.json``, without the paths on this machine.
 
-    A file that already has this result is left unchanged; another result of the same recipe raises ValueError.
+    A file that already has this result is left unchanged; another result of the same recipe raises ValueError. With
+    ``weights``, the networks' weight files are copied too, to ``results/weights/NAME``.
     """
-    source = RunFolder(run_folder).result
+    run = RunFolder(run_folder)
+    source = run.result
     if not source.exists():
         raise ValueError(f"{run_folder} has no {source.name}, so it is not finished; continue it, then publish it")
-    name = run_name(read_result(source).trained)
+    result = read_result(source)
+    name = run_name(result.trained)
+    if weights:
+        if damage := run.damage(result.networks):
+            raise run.damage_error(damage)
+        for network in result.networks:
+            copy = results / "weights" / name / run.weights(network).name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(copy, run.weights(network).read_bytes())
     content = _without_paths(read_result_content(source))
     written = _text(content)
     if len(written) > MAX_PUBLISHED_BYTES:
@@ -58,12 +68,12 @@ def publish(run_folder: Path, results: Path) -> Path:
     return target
 
 
-def publish_all(run_folders: Sequence[Path], results: Path) -> tuple[list[Path], list[str]]:
+def publish_all(run_folders: Sequence[Path], results: Path, *, weights: bool) -> tuple[list[Path], list[str]]:
     """Publish every run that can be; returns the files, and a message for each run that was refused."""
     published, refused = [], []
     for folder in run_folders:
         try:
-            published.append(publish(folder, results))
+            published.append(publish(folder, results, weights=weights))
         except ValueError as error:
             refused.append(str(error))
     return published, refused

@@ -242,12 +242,16 @@ def _stage_ends(network: nn.Module, survey: Survey) -> list[Call]:
     first = survey.of_first_tensors()
     if len(stages := _ends_among(_passed(first), first)) >= PARTS:
         return stages
-    if cuttable:
-        return _with_papers_exits(cuttable[0], survey)
+    if cuttable and len(stages := _with_papers_exits(cuttable[0], survey)) >= PARTS:
+        return stages
     thirds = _thirds(max(listed, _longest_run((survey if not found else first).calls), key=len))
     if not found:
         return thirds or passed[-PARTS:]
-    return max(_with_papers_exits(found[0], survey), thirds, key=lambda ends: ends[-PARTS].ended if ends[2:] else 0)
+    return max(
+        _with_papers_exits((cuttable or found)[0], survey),
+        thirds,
+        key=lambda ends: ends[-PARTS].ended if ends[2:] else 0,
+    )
 
 
 def _passed(survey: Survey) -> list[Call]:
