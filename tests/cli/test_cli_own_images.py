@@ -1,6 +1,7 @@
 """What ``train`` prints about images before it trains on them."""
 
 import json
+import os
 import shlex
 from pathlib import Path
 
@@ -45,6 +46,26 @@ def test_quickstart_trains_own_images_on_their_true_labels(codistill: Codistill,
     left_out = "3 files are left out: .avif 3; only .bmp, .jpeg, .jpg, .png, .tif, .tiff, .webp are read"
     assert f"warning: {left_out}" in result.stderr
     assert left_out in Path("run/train.log").read_text()
+
+
+def test_names_that_are_not_utf_8(codistill: Codistill, photos: Path) -> None:
+    """A class is refused; an unreadable image is skipped, in words and in files that can be read again."""
+    own = ["data.name=folder", f"data.folder={photos}", "data.image_size=9", "data.bad_images=skip"]
+    odd = photos / "train" / os.fsdecode(b"\xff\xfe")
+    odd.mkdir()
+    refused = codistill("train", "quickstart", *own, *SHORT, "--out", "run")
+    assert refused.exit_code == 2
+    assert refused.stderr.endswith("the name of the class folder b'\\xff\\xfe' is not UTF-8; rename it\n")
+    assert not Path("run").exists()
+    odd.rmdir()
+    (photos / "train" / "red" / os.fsdecode(b"\xff.png")).write_bytes(b"not an image")
+    result = codistill("train", "quickstart", *own, *SHORT, "--out", "run")
+    assert (result.exit_code, "Traceback" in result.stderr) == (0, False), result.stderr
+    assert "train/red/\ufffd.png" in result.stderr
+    assert "\\udcff.png" in Path("run/train.log").read_text(encoding="utf-8")
+    (skipped,) = json.loads(Path("run/data.json").read_text(encoding="utf-8"))["skipped"]
+    assert "train/red/\udcff.png" in skipped.values()
+    assert codistill("evaluate", "run").exit_code == 0
 
 
 def test_the_end_says_which_epoch_was_best_and_what_to_type(codistill: Codistill, photos: Path) -> None:

@@ -186,6 +186,9 @@ def _class_names(folder: Path, train: Path) -> tuple[str, ...]:
     if len(names) < 2:
         found = ", ".join(names) or "none"
         raise ValueError(f"{train}: needs a folder for each of at least two classes, or .tar shards; it has {found}")
+    for name in names:
+        if not name.isascii() and name != os.fsencode(name).decode(errors="replace"):
+            raise ValueError(f"{train}: the name of the class folder {os.fsencode(name)!r} is not UTF-8; rename it")
     return names
 
 

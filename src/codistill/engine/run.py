@@ -352,7 +352,8 @@ class RegularFileHandler(logging.FileHandler):
     """Appends to a regular file; links and pipes are refused."""
 
     def _open(self) -> TextIOWrapper:
-        return open(self.baseFilename, "a", encoding=self.encoding, opener=open_regular)
+        # Names of files need not be UTF-8.
+        return open(self.baseFilename, "a", encoding="utf-8", errors="backslashreplace", opener=open_regular)
 
 
 def log_file(file: Path) -> logging.Handler:

@@ -145,11 +145,12 @@ def sweep(folder: Path) -> None:
 
 
 def to_json(value: object, indent: int | None = None, *, sort_keys: bool = True) -> str:
-    """Serialise a value: floats in full; NaN and infinities, which JSON lacks, as null.
+    """Serialise a value: floats in full; NaN and infinities, which JSON lacks, as null; bytes of file names escaped.
 
     Sorted keys make bytes comparable; files with a recipe keep the order, because kd's teacher is the first network.
     """
-    return json.dumps(_finite(value), sort_keys=sort_keys, allow_nan=False, ensure_ascii=False, indent=indent)
+    text = json.dumps(_finite(value), sort_keys=sort_keys, allow_nan=False, ensure_ascii=False, indent=indent)
+    return text.encode(errors="backslashreplace").decode()  # what is not UTF-8 in a name is a lone surrogate
 
 
 def _finite(value: object) -> object:
