@@ -24,7 +24,6 @@ from recipe_keys import sections, study_keys
 
 from codistill.recipes import describe
 from codistill.studies import catalogue
-from codistill.studies.study import Study
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "results/README.md", "docs/*.md", "benchmarks/*.md")
@@ -108,13 +107,14 @@ class Published:
         names = {"points": "points", "low": "95 % interval low", "high": "95 % interval high"}
         return {key: float(row[name]) for key, name in names.items()} | {"verdict": row["verdict"]}
 
-    def primary(self, study: Study) -> str:
-        """The primary contrast of a study in results/budgets, with its interval and verdict; a dash without runs."""
-        file = self.results / "budgets" / "tables" / f"{study.name}.differences.csv"
+    def budget(self, study: str, difference: str = "mutual − independent") -> str:
+        """A contrast of a study in results/budgets, with its interval and verdict; a dash without runs."""
+        file = self.results / "budgets" / "tables" / f"{study}.differences.csv"
         if not file.exists():
             return "–"
         with file.open(encoding="utf-8", newline="") as lines:
-            (row,) = [row for row in csv.DictReader(lines) if "primary" in row["test"]]
+            found = [row for row in csv.DictReader(lines) if row["difference"] == difference]
+        (row,) = [row for row in found if row["of"].startswith("mean of")]
         points, low, high = (row[name] for name in ("points", "95 % interval low", "95 % interval high"))
         interval = f" (n = {row['n']}, 95 %: {signed(float(low), 2)} to {signed(float(high), 2)})" if low else ""
         return f"{signed(float(points), 2)}{interval}: {row['verdict']}" if points else "–"
