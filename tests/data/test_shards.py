@@ -136,6 +136,13 @@ def outside(root: Path) -> None:
     (root / "train" / "shard-000002.tar").symlink_to(write(root.parent / "outside.tar", *image("a", 1, 0)))
 
 
+def negative_size(root: Path) -> None:
+    member = tarfile.TarInfo("a.png")
+    member.size = -(10**6)
+    blocks = member.tobuf(tarfile.GNU_FORMAT) + bytes(10 * tarfile.BLOCKSIZE)
+    (root / "train" / "shard-000002.tar").write_bytes(blocks)
+
+
 UNUSUAL = {
     "a symbolic link": (special(tarfile.SYMTYPE), "shard-000000.tar: unexpected member 'link.png'"),
     "a hard link": (special(tarfile.LNKTYPE), "unexpected member 'link.png'"),
@@ -166,6 +173,7 @@ UNUSUAL = {
     "a name twice": (lambda root: (root / "classes.txt").write_text("cat\ncat\n"), "the class 'cat' is listed twice"),
     "one class": (one_class, "needs images of at least two classes, numbered from 0; it has none of class 1"),
     "truncated": (truncate, "shard-000001.tar: not a readable tar shard .*copy it again"),
+    "a negative size": (negative_size, r"shard-000002.tar: not a readable tar shard \(.*Invalid argument"),
     "compressed": (compress, "shard-000001.tar: not a readable tar shard .*must be uncompressed"),
     "folders among them": (class_folder, "train/cat: a folder among shards"),
     "no shard in a set": (no_test_shards, "val: no shards; as train has some, it needs"),

@@ -304,7 +304,7 @@ def _read_members(path: Path) -> _Members:
         with tarfile.open(path, "r:") as tar:
             for member in tar:
                 _add_member(tar, member, members)
-    except tarfile.TarError as error:
+    except (tarfile.TarError, OSError) as error:  # OSError: a place outside of the file
         raise ValueError(
             f"{path}: not a readable tar shard ({error}); it must be uncompressed and complete: copy it again"
         ) from None
