@@ -22,7 +22,7 @@ from codistill.data.load import remarks
 from codistill.engine.evaluate import Metrics
 from codistill.engine.runtime import Machine
 from codistill.engine.schedule import Position, TrainingSchedule
-from codistill.errors import RunError
+from codistill.errors import RunError, printable
 from codistill.log import log, logging_to
 from codistill.networks.adapters.own import is_own_name
 from codistill.recipes.changes import key_of
@@ -161,7 +161,7 @@ class Run:
         if skipped := self.data.report.get("skipped"):
             log.warning(
                 "%s images cannot be read and are left out, the first %s; %s names them all",
-                f"{len(skipped):,}", skipped[0]["file"], self.folder.data,
+                f"{len(skipped):,}", printable(skipped[0]["file"]), self.folder.data,
             )  # fmt: skip
 
     @property
@@ -352,8 +352,7 @@ class RegularFileHandler(logging.FileHandler):
     """Appends to a regular file; links and pipes are refused."""
 
     def _open(self) -> TextIOWrapper:
-        # Names of files need not be UTF-8.
-        return open(self.baseFilename, "a", encoding="utf-8", errors="backslashreplace", opener=open_regular)
+        return open(self.baseFilename, "a", encoding="utf-8", opener=open_regular)
 
 
 def log_file(file: Path) -> logging.Handler:
