@@ -10,6 +10,7 @@ import pytest
 from codistill.recipes import Recipe
 from codistill.recipes.sections import Length
 from codistill.runs.result import read_result
+from codistill.runs.seal import KEY, write_sealed
 from codistill.studies import catalogue
 from codistill.studies.plan import plan_runs, run_name
 from codistill.studies.published import MAX_PUBLISHED_BYTES, publish, rebuild_tables
@@ -70,6 +71,13 @@ def test_weights_are_published_on_request(tmp_path: Path) -> None:
     for name in ("a", "b"):
         copy = tmp_path / "results" / "weights" / file.stem / f"{name}.safetensors"
         assert copy.read_bytes() == (run / "weights" / copy.name).read_bytes()
+    before, result = copy.read_bytes(), json.loads(file.read_text())
+    write_sealed(file, {**{key: result[key] for key in result if key != KEY}, "elapsed_s": 7.0}, sort_keys=False)
+    copy.write_bytes(b"another run's")
+    with pytest.raises(ValueError, match="published from another run"):
+        publish(run, tmp_path / "results", weights=True)
+    assert copy.read_bytes() == b"another run's"
+    copy.write_bytes(before)
     with (run / "weights" / "b.safetensors").open("ab") as damaged:
         damaged.write(b"0")
     with pytest.raises(ValueError, match=r"b\.safetensors is damaged"):

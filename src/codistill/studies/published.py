@@ -46,25 +46,23 @@ def publish(run_folder: Path, results: Path, *, weights: bool = False) -> Path:
         raise ValueError(f"{run_folder} has no {source.name}, so it is not finished; continue it, then publish it")
     result = read_result(source)
     name = run_name(result.trained)
-    if weights:
-        if damage := run.damage(result.networks):
-            raise run.damage_error(damage)
-        for network in result.networks:
-            copy = results / "weights" / name / run.weights(network).name
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(copy, run.weights(network).read_bytes())
+    if weights and (damage := run.damage(result.networks)):
+        raise run.damage_error(damage)
     content = _without_paths(read_result_content(source))
     written = _text(content)
     if len(written) > MAX_PUBLISHED_BYTES:
         written = _text(_slim(content))
     target = results / f"{name}.json"
-    if target.exists():
-        # Compare values, because earlier versions wrote the keys in another order.
-        if read_json(target, MAX_BYTES) == json.loads(written):
-            return target
+    # Compare values, because earlier versions wrote the keys in another order.
+    if not target.exists():
+        results.mkdir(parents=True, exist_ok=True)
+        write_atomically(target, written)
+    elif read_json(target, MAX_BYTES) != json.loads(written):
         raise ValueError(f"{target} was published from another run of this recipe; remove that file to replace it")
-    results.mkdir(parents=True, exist_ok=True)
-    write_atomically(target, written)
+    for file in [run.weights(network) for network in result.networks] if weights else ():
+        copy = results / "weights" / name / file.name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(copy, file.read_bytes())
     return target
 
 
