@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from codistill.networks.layers import Conv2d, NormAct
+from codistill.networks.families import architecture
+from codistill.networks.layers import Conv2d, Features, NormAct, add
 from codistill.networks.resnet import PreActivationBlock
 from codistill.ops.dispatch import use_kernels
 from codistill.ops.wgrad_stream import WeightGradientStreams, defer_weight_gradients
@@ -93,6 +94,46 @@ def test_the_gradients_of_second_uses_are_added(used: str, shape: tuple[int, ...
     value = a_layer(shape[1], None).double()(truth)
     torch.autograd.backward([value, value, truth * 1][:3], [g.double() * (i in which) for i, g in enumerate(gradients)])
     assert torch.dist(x.grad.double(), truth.grad) <= TOLERANCE[dtype] * truth.grad.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "shape", [(64, 16, 32, 32), (128, 160, 32, 32), (5, 24, 7, 7), (16, 1280, 8, 8), (4, 12, 2, 2)]
+)
+def test_a_sum_with_its_statistics(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x, y = (images(*shape, dtype=dtype, seed=seed, means=5.0).requires_grad_() for seed in (2, 3))
+    towards, layer = images(*shape, dtype=dtype, seed=4), a_layer(shape[1], None)
+    with use_kernels():
+        out = add(x, y, layer)
+    assert isinstance(out, Features)
+    assert out.stats is not None
+    out.x.backward(towards)
+    assert torch.equal(out.x, x + y)
+    assert torch.equal(x.grad, towards)
+    assert torch.equal(y.grad, towards)
+    variance, mean = torch.var_mean(out.x.detach().double(), (0, 2, 3), correction=0)
+    expected = torch.stack([mean, (variance + layer[0].eps).rsqrt(), variance])
+    torch.testing.assert_close(out.stats.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("network", ["wrn-16-2", "resnet-20"])
+def test_blocks_in_a_sequence_compute_what_they_compute_one_by_one(network: str) -> None:
+    torch.manual_seed(0)
+    head = architecture(network).head("stage1", "paper", 10).to("cuda", memory_format=torch.channels_last)
+    alone = copy.deepcopy(head)
+    blocks, classifier = alone
+    channels = next(parameter for parameter in head.parameters() if parameter.ndim == 4).shape[1]
+    x = images(16, channels, 16, 16, dtype=torch.float32, seed=5)
+    found = []
+    for run in (head, nn.Sequential(*blocks, *classifier)):
+        inputs = x.clone().requires_grad_()
+        with use_kernels():
+            out = run(inputs)
+        out.square().mean().backward()
+        found.append([out, inputs.grad, *(parameter.grad for parameter in run.parameters()), *run.buffers()])
+    assert len(found[0]) == len(found[1]) > 40
+    for together, separate in zip(*found, strict=True):
+        torch.testing.assert_close(together, separate, rtol=1e-3, atol=1e-5)
 
 
 def test_a_first_pixel_that_holds_nearly_all_of_the_variance() -> None:

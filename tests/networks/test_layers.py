@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from codistill.networks import layers
+from codistill.networks import layers, resnet
 from codistill.networks.densenet import DenseLayer, DenseStage, transition
 from codistill.networks.families import architecture
-from codistill.networks.layers import AvgPool2x2, Conv2d, NormAct
+from codistill.networks.layers import AvgPool2x2, Conv2d, Features, NormAct, first_norm
 from codistill.ops import dispatch
 from codistill.ops.dispatch import avg_pool2, can_fuse_norm, suits_small_conv, suits_winograd, use_kernels
 
@@ -67,6 +67,40 @@ def test_statistics_reach_the_norm_behind_a_convolution(
     with torch.no_grad():
         architecture(network).backbone(10)(torch.randn(2, 3, 8, 8))
     assert sum(given) == in_a_norm
+
+
+@pytest.mark.parametrize(("network", "in_a_norm"), [("resnet-164", 54 - 3), ("wrn-16-2", 6 - 3)])
+def test_statistics_of_a_sum_reach_the_next_blocks_norm(
+    network: str, in_a_norm: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All sums but the last of each of the three stages are followed by a norm in their sequence; in a head, all."""
+    given: list[bool] = []
+    forward = NormAct.forward
+
+    def add(x: torch.Tensor, y: torch.Tensor, next_layer: nn.Module | None) -> torch.Tensor | Features:
+        out = x + y
+        return out if first_norm(next_layer) is None else Features(out, out, out.detach().clone())
+
+    def checked(
+        layer: NormAct, x: torch.Tensor, shortcut: torch.Tensor | None = None, stats: torch.Tensor | None = None
+    ) -> object:
+        assert stats is None or torch.equal(x, stats)
+        given.append(stats is not None)
+        return forward(layer, x, shortcut)
+
+    design = architecture(network)
+    backbone, head = design.backbone(10), design.head("stage2", "paper", 10)
+    x = torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        features = backbone.features(x)
+        expected = features["final"], head(features["stage2"])
+        monkeypatch.setattr(resnet, "add", add)
+        monkeypatch.setattr(NormAct, "forward", checked)
+        assert torch.equal(backbone(x), expected[0])
+        assert sum(given) == in_a_norm
+        given.clear()
+        assert torch.equal(head(features["stage2"]), expected[1])
+        assert sum(given) == in_a_norm // 3 + 1
 
 
 def test_no_other_file_of_the_networks_imports_kernels() -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -102,12 +102,14 @@ class NormAct(nn.Sequential):
             out = layer(out)
         return out
 
-    def for_two_uses(self, x_BCHW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """activation(norm(x)), twice, and x: on a GPU, kernels that run anyway add the gradients of two uses."""
+    def for_two_uses(
+        self, x_BCHW: Tensor, shortcut_BCHW: Tensor | None = None, stats: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What ``forward`` returns, twice, and x: on a GPU, kernels that run anyway add the gradients of two uses."""
         norm = self[0]
         if isinstance(norm, BatchNorm2d) and dispatch.can_fuse_norm(x_BCHW, norm):
-            return dispatch.norm_act(x_BCHW, norm, self.bounds, None)
-        out = self(x_BCHW)
+            return dispatch.norm_act(x_BCHW, norm, self.bounds, shortcut_BCHW, stats)
+        out = self(x_BCHW, shortcut_BCHW, stats)
         return out, out, x_BCHW
 
 
@@ -137,6 +139,60 @@ class FusedSequential(nn.Sequential):
                 out, stats = layer(out, stats=stats) if isinstance(layer, NormAct) else layer(out), None
             inputs.append(x_BCHW)
         return out, stats, inputs[0]
+
+
+class Features(NamedTuple):
+    """A feature map as it goes from block to block, with what the former one's kernels computed for the next."""
+
+    x: Tensor
+    again: Tensor
+    """The same, for a second use: on a GPU, one kernel adds the gradients of both."""
+    stats: Tensor | None = None
+    """Batch statistics of x for the norm that comes next, None if no kernel computed them."""
+
+    @classmethod
+    def of(cls, x: "Tensor | Features") -> "Features":
+        return x if isinstance(x, Features) else cls(x, x)
+
+
+class Block(nn.Module):
+    """A block of a ``BlockSequential``: takes a tensor or the former block's ``Features``.
+
+    Returns a tensor, or ``Features`` where it is called with the layer that comes next.
+    """
+
+    def first_norm(self) -> nn.Module | None:
+        """The norm that the block begins with, if it does."""
+        return None
+
+
+class BlockSequential(nn.Sequential):
+    """Blocks one after the other; each gets what the kernels of the former one computed for it."""
+
+    def forward(self, x: Tensor | Features, next_layer: nn.Module | None = None) -> Tensor | Features:
+        for layer, following in zip(self, [*self, next_layer][1:], strict=True):
+            if isinstance(layer, Block | BlockSequential):
+                x = layer(x, following)
+            else:
+                x_BCHW, _, stats = Features.of(x)
+                x = layer(x_BCHW, stats=stats) if isinstance(layer, NormAct) else layer(x_BCHW)
+        return x
+
+
+def first_norm(layer: nn.Module | None) -> nn.Module | None:
+    """The norm that ``layer`` applies to its input first, None if it begins otherwise."""
+    if isinstance(layer, NormAct | BlockSequential):
+        return layer[0] if isinstance(layer, NormAct) else first_norm(layer[0])
+    return layer.first_norm() if isinstance(layer, Block) else None
+
+
+def add(x_BCHW: Tensor, y_BCHW: Tensor, next_layer: nn.Module | None) -> Tensor | Features:
+    """x + y; on a GPU, the same kernel computes the batch statistics for the norm that ``next_layer`` begins with."""
+    norm = first_norm(next_layer)
+    if isinstance(norm, BatchNorm2d) and x_BCHW.dtype is y_BCHW.dtype and dispatch.can_fuse_norm(x_BCHW, norm):
+        out, stats = dispatch.add_with_stats(x_BCHW, y_BCHW, norm.eps)
+        return Features(out, out, stats)
+    return x_BCHW + y_BCHW
 
 
 def run_dense_block(branches: Sequence[Iterable[Any]], x_BCHW: Tensor) -> Tensor | None:

@@ -18,11 +18,11 @@ from typing import ClassVar
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from codistill.networks.layers import Conv2d, FusedSequential, NormAct, conv_norm_relu, norm_relu
+from codistill.networks.layers import Block, Conv2d, Features, FusedSequential, NormAct, add, conv_norm_relu, norm_relu
 from codistill.networks.tables import PreActivatedArchitecture, Row, TabulatedArchitecture, blocks_per_stage, half
 
 
-class ResidualBlock(nn.Module):
+class ResidualBlock(Block):
     """relu(norm(branch(x)) + shortcut(x))"""
 
     def __init__(self, branch: FusedSequential, out_channels: int, shortcut: nn.Module) -> None:
@@ -31,12 +31,14 @@ class ResidualBlock(nn.Module):
         self.activation = norm_relu(out_channels)
         self.shortcut = shortcut
 
-    def forward(self, x_BCHW: Tensor) -> Tensor:
+    def forward(self, x: Tensor | Features, next_layer: nn.Module | None = None) -> Tensor | Features:
         # stats: the branch's batch statistics for the activation's norm, None unless its last convolution computed
-        # them. x is returned for its second use: on a GPU, one kernel adds the gradients of both.
+        # them. x is used twice: on a GPU, the former block's norm adds both gradients, or else the first convolution.
+        x_BCHW, again_BCHW, _ = Features.of(x)
         branch_BCHW, stats, x_BCHW = self.branch.with_stats(x_BCHW, self.activation)
-        out: Tensor = self.activation(branch_BCHW, self.shortcut(x_BCHW), stats)
-        return out
+        shortcut_BCHW = self.shortcut(again_BCHW if isinstance(x, Features) else x_BCHW)
+        out_BCHW, again_BCHW, _ = self.activation.for_two_uses(branch_BCHW, shortcut_BCHW, stats)
+        return out_BCHW if next_layer is None else Features(out_BCHW, again_BCHW)
 
 
 class ZeroPaddedShortcut(nn.Module):
@@ -141,7 +143,7 @@ class ImageNetResNet(TabulatedArchitecture):
         return ResidualBlock(branch, row.channels, projected_shortcut(*shape))
 
 
-class PreActivationBlock(nn.Module):
+class PreActivationBlock(Block):
     """branch(a) + x, or branch(a) + projection(a) where the shape changes; a = relu(norm(x))."""
 
     def __init__(self, branch: nn.Module, in_channels: int, out_channels: int, stride: int) -> None:
@@ -151,13 +153,16 @@ class PreActivationBlock(nn.Module):
         changes = in_channels != out_channels or stride != 1
         self.projection = Conv2d(in_channels, out_channels, 1, stride) if changes else None
 
-    def forward(self, x_BCHW: Tensor) -> Tensor:
+    def first_norm(self) -> nn.Module:
+        return self.activation[0]
+
+    def forward(self, x: Tensor | Features, next_layer: nn.Module | None = None) -> Tensor | Features:
         # a, a and x, one output per use: on a GPU, the norm's backward kernels add the gradients.
-        for_branch, for_projection, shortcut = self.activation.for_two_uses(x_BCHW)
+        x_BCHW, _, stats = Features.of(x)
+        for_branch, for_projection, shortcut = self.activation.for_two_uses(x_BCHW, stats=stats)
         if self.projection is not None:
             shortcut = self.projection(for_projection)
-        out: Tensor = self.branch(for_branch) + shortcut
-        return out
+        return add(self.branch(for_branch), shortcut, next_layer)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from codistill.errors import unknown
 from codistill.networks.backbone import Architecture, Backbone, Exit
-from codistill.networks.layers import Conv2d, norm_relu
+from codistill.networks.layers import BlockSequential, Conv2d, norm_relu
 
 HEAD_KINDS = ("paper", "narrow", "apfc")
 """The paper's design of the network's own blocks; the same at half the width; pooling and one linear layer."""
@@ -90,7 +90,7 @@ class TabulatedArchitecture(Architecture):
         if kind == "apfc":
             return apfc(channels, num_classes)
         rows = self._head_rows(exit_name, kind)
-        return nn.Sequential(
+        return BlockSequential(
             self._blocks(channels, rows), self._classifier(self._channels_after(channels, rows), num_classes)
         )
 
@@ -109,7 +109,7 @@ class TabulatedArchitecture(Architecture):
             for index in range(row.blocks):
                 blocks.append(self.block(channels, row, row.stride if index == 0 else 1))
                 channels = self.block_channels(channels, row)
-        return nn.Sequential(*blocks)
+        return BlockSequential(*blocks)
 
     def _channels_after(self, channels: int, rows: Iterable[Row]) -> int:
         for row in rows:
@@ -147,7 +147,7 @@ def blocks_per_stage(family: str, depth: int, per_n: int, extra: int) -> int:
 def classifier(channels: int, num_classes: int, *, preactivated: bool = False) -> nn.Sequential:
     """Global average pooling and one linear layer; BN and ReLU first if the blocks are pre-activated."""
     activation = [norm_relu(channels)] if preactivated else []
-    return nn.Sequential(*activation, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, num_classes))
+    return BlockSequential(*activation, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, num_classes))
 
 
 def apfc(channels: int, num_classes: int) -> nn.Sequential:

@@ -18,23 +18,28 @@ UNSPECIALISED = ["x_stride", "out_stride", "dy_stride", "source_stride", "stats_
 
 @triton.jit(do_not_specialize=UNSPECIALISED)
 def batch_stats(
-    x_ptr, x_stride, out_ptr, out_stride, partial_ptr, semaphore_ptr, stats_ptr, stats_stride, M, C, eps,
+    x_ptr, x_stride, added_ptr, out_ptr, out_stride, partial_ptr, semaphore_ptr, stats_ptr, stats_stride, M, C, eps,
     UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Computes the batch statistics of x [M, C]; copies x to out [M, C] unless out_ptr is None.
+    """Computes the batch statistics of x [M, C], or of x + added; copies that to out [M, C] unless out_ptr is None.
 
-    Grid: (channel blocks, programs that share the rows). partial: float32 [programs, 2, C]. Sums are of differences to
-    the mean of a channel's first SHIFT_ROWS rows, which avoids cancellation where the mean is large; of several,
-    since one row may be an outlier.
+    Grid: (channel blocks, programs that share the rows). added: [M, x_stride]. partial: float32 [programs, 2, C]. Sums
+    are of differences to the mean of a channel's first SHIFT_ROWS rows, which avoids cancellation where the mean is
+    large; of several, since one row may be an outlier.
     """
     offs_c, mask_c = channel_block(C, BLOCK_C)
     shift_offs, shift_mask = tile_offsets(0, M, x_stride * UNIT, offs_c, C, SHIFT_ROWS)
     first_rows = tl.load(x_ptr + shift_offs, mask=shift_mask, other=0.0).to(tl.float32)
+    if added_ptr is not None:
+        first_rows += tl.load(added_ptr + shift_offs, mask=shift_mask, other=0.0).to(tl.float32)
     shift = tl.sum(first_rows, axis=0) / tl.minimum(M, SHIFT_ROWS)
     sum_d, sum_d2 = tl.zeros((BLOCK_M, BLOCK_C), tl.float32), tl.zeros((BLOCK_M, BLOCK_C), tl.float32)
     for start_m in tl.range(tl.program_id(1) * BLOCK_M, M, tl.num_programs(1) * BLOCK_M, num_stages=STAGES):
         offs, mask = tile_offsets(start_m, M, x_stride * UNIT, offs_c, x_stride * UNIT, BLOCK_M)
         x = tl.load(x_ptr + offs, mask=mask, other=0.0)
+        if added_ptr is not None:  # rounded before the statistics, which are of the values that are stored
+            added = tl.load(added_ptr + offs, mask=mask, other=0.0).to(tl.float32)
+            x = (x.to(tl.float32) + added).to(x_ptr.dtype.element_ty)
         if out_ptr is not None:
             out_offs, out_mask = tile_offsets(start_m, M, out_stride * UNIT, offs_c, C, BLOCK_M)
             tl.store(out_ptr + out_offs, x, mask=out_mask)

@@ -181,13 +181,21 @@ def norm_act(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """clamp(norm(x) + shortcut), twice, and x: a second use of either takes the second result or x.
 
-    ``stats`` are the batch statistics of ``x``, where its convolution computed them.
+    ``stats`` are the batch statistics of ``x``, where the kernel that computed it computed them too.
     """
     from codistill.ops.norm import FusedNormAct
 
     state = norm.running_mean, norm.running_var, norm.momentum or 0.0, norm.eps
     learned = norm.weight, norm.bias
     out: tuple[Tensor, Tensor, Tensor] = FusedNormAct.apply(x_BCHW, stats, shortcut_BCHW, *learned, *state, bounds)  # type: ignore[no-untyped-call]
+    return out
+
+
+def add_with_stats(x_BCHW: Tensor, y_BCHW: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The sum, and its batch statistics for ``norm_act``."""
+    from codistill.ops.norm import AddWithStats
+
+    out: tuple[Tensor, Tensor] = AddWithStats.apply(x_BCHW, y_BCHW, eps)  # type: ignore[no-untyped-call]
     return out
 
 

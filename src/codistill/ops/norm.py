@@ -21,16 +21,19 @@ def compute_stats(x: Tensor, eps: float) -> Tensor:
     return stats
 
 
-def append_channels(x: Tensor, C: int, features: Tensor | None, stats: Tensor, first: int, eps: float) -> None:
+def append_channels(
+    x: Tensor, C: int, features: Tensor | None, stats: Tensor, first: int, eps: float, added: Tensor | None = None
+) -> None:
     """Writes the statistics of ``C`` channels of ``x`` to channel ``first`` of ``stats`` on, [3, total channels].
 
-    Copies the channels to the same place in ``features``, if that is given.
+    Copies the channels to the same place in ``features``, if that is given. With ``added``, both are of x + added.
     """
     total = stats.shape[1]
     tiling = Tiling.of(x, total, channels=C)
     batch_stats[tiling.reduction_grid](
-        x_ptr=x, x_stride=x.shape[1] // tiling.unit, out_ptr=None if features is None else flatten(features)[first:],
-        out_stride=total // tiling.unit, partial_ptr=stats.new_empty(tiling.programs, 2, C),
+        x_ptr=x, x_stride=x.shape[1] // tiling.unit, added_ptr=added,
+        out_ptr=None if features is None else flatten(features)[first:], out_stride=total // tiling.unit,
+        partial_ptr=stats.new_empty(tiling.programs, 2, C),
         semaphore_ptr=semaphores.take(x.device, tiling.columns), stats_ptr=stats.view(-1)[first:], stats_stride=total,
         M=tiling.M, C=C, eps=eps, STAGES=STAGES, **tiling.meta,
     )  # fmt: skip
@@ -41,11 +44,29 @@ def flatten(x: Tensor) -> Tensor:
     return x.permute(0, 2, 3, 1).reshape(-1)
 
 
+class AddWithStats(torch.autograd.Function):
+    """(x + y, the batch statistics of the sum), in one kernel."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        C = x.shape[1]
+        out, stats = torch.empty_like(x), x.new_empty(3, C, dtype=torch.float32)
+        append_channels(x, C, out, stats, 0, eps, added=channels_last(y))
+        ctx.mark_non_differentiable(stats)
+        ctx.set_materialize_grads(False)  # no kernel should fill the gradient of the statistics with zeros
+        return out, stats
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor | None, _: None) -> tuple[Tensor | None, Tensor | None, None]:
+        return dout, dout, None
+
+
 class FusedNormAct(torch.autograd.Function):
     """(out, out, x) with out = clamp(batch_norm(x) + shortcut).
 
     A second use of out or x takes the second or third result: kernels that run anyway then add the gradients of both
-    uses. ``stats`` are the batch statistics of x, where its convolution computed them.
+    uses. ``stats`` are the batch statistics of x, where the kernel that computed x computed them too.
     """
 
     @staticmethod
