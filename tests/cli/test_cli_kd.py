@@ -9,6 +9,7 @@ import pytest
 from codistill import recipes
 from codistill.recipes import difference
 from codistill.runs.result import read_result
+from codistill.studies.plan import run_name
 from codistill.studies.published import publish
 from support.cli import TINY, Codistill, call
 
@@ -49,6 +50,16 @@ def test_a_published_result_without_its_recipe_beside_it_is_read(distilled: Path
     before = published.read_bytes()
     assert publish(distilled, tmp_path / "results") == published
     assert published.read_bytes() == before
+
+
+def test_a_published_result_says_nothing_of_where_the_weights_lay(distilled: Path, tmp_path: Path) -> None:
+    published = publish(distilled, tmp_path / "results")
+    weights = Path(read_result(distilled / "result.json").recipe.start["teacher"])
+    assert str(weights) in (distilled / "result.json").read_text()
+    assert str(weights.parents[2]) not in published.read_text()
+    named = read_result(published)
+    assert run_name(named.recipe) == published.stem, "the name is that of the same run with weights from elsewhere"
+    assert json.loads(published.read_text())["environment"]["start"]["teacher"]["source"] == named.recipe.start["teacher"]
 
 
 def test_a_student_before_its_teacher_is_told_the_rule(codistill: Codistill) -> None:

@@ -45,7 +45,8 @@ def publish(run_folder: Path, results: Path, *, weights: bool = False) -> Path:
     if not source.exists():
         raise ValueError(f"{run_folder} has no {source.name}, so it is not finished; continue it, then publish it")
     result = read_result(source)
-    name = run_name(result.trained)
+    # Named by what the weights are called, wherever they lay: a repeated run has the same name on any machine.
+    name = run_name(result.trained.replace(start=start_names(result.trained.start)))
     if weights and (damage := run.damage(result.networks)):
         raise run.damage_error(damage)
     content = _without_paths(read_result_content(source))
@@ -82,10 +83,14 @@ def _text(content: dict[str, Any]) -> bytes:
 
 
 def _without_paths(content: dict[str, Any]) -> dict[str, Any]:
-    """Remove the folder of the data and shorten the paths of teachers' weights."""
-    recipe = content["recipe"]
-    start = start_names(recipe.get("start", {}))
-    return {**content, "recipe": {**recipe, "start": start, "data": {**recipe["data"], "folder": None}}}
+    """Remove the folder of the data and shorten the paths of weights that the networks began from."""
+    recipe, environment = content["recipe"], content["environment"]
+    recipe = {**recipe, "start": start_names(recipe.get("start", {})), "data": {**recipe["data"], "folder": None}}
+    if starts := environment.get("start"):
+        short = start_names({network: fact["source"] for network, fact in starts.items()})
+        starts = {network: {**fact, "source": short[network]} for network, fact in starts.items()}
+        environment = {**environment, "start": starts}
+    return {**content, "recipe": recipe, "environment": environment}
 
 
 def _slim(content: dict[str, Any]) -> dict[str, Any]:
