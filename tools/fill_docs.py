@@ -89,9 +89,9 @@ class Published:
         (run,) = self.select(twins, method, seed=seed)
         return float(run["elapsed_s"]) / 60
 
-    def table(self, study: str, number: int = 0) -> str:
-        """A table of results/tables: the errors, or with 1 the differences."""
-        text = (self.results / "tables" / f"{study}.md").read_text(encoding="utf-8")
+    def table(self, study: str, number: int = 0, folder: str = "") -> str:
+        """A table of results/tables, or of a folder in results: the errors, or with 1 the differences."""
+        text = (self.results / folder / "tables" / f"{study}.md").read_text(encoding="utf-8")
         tables: list[str] = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
         return tables[number].rstrip("\n")
 
@@ -107,9 +107,9 @@ class Published:
         names = {"points": "points", "low": "95 % interval low", "high": "95 % interval high"}
         return {key: float(row[name]) for key, name in names.items()} | {"verdict": row["verdict"]}
 
-    def budget(self, study: str, difference: str = "mutual − independent") -> str:
-        """A contrast of a study in results/budgets, with its interval and verdict; a dash without runs."""
-        file = self.results / "budgets" / "tables" / f"{study}.differences.csv"
+    def budget(self, study: str, difference: str = "mutual − independent", folder: str = "budgets") -> str:
+        """A contrast of a study in that folder of results, with its interval and verdict; a dash without runs."""
+        file = self.results / folder / "tables" / f"{study}.differences.csv"
         if not file.exists():
             return "–"
         with file.open(encoding="utf-8", newline="") as lines:

@@ -45,8 +45,7 @@ def publish(run_folder: Path, results: Path, *, weights: bool = False) -> Path:
     if not source.exists():
         raise ValueError(f"{run_folder} has no {source.name}, so it is not finished; continue it, then publish it")
     result = read_result(source)
-    # Named by what the weights are called, wherever they lay: a repeated run has the same name on any machine.
-    name = run_name(result.trained.replace(start=start_names(result.trained.start)))
+    name = run_name(result.trained)
     if weights and (damage := run.damage(result.networks)):
         raise run.damage_error(damage)
     content = _without_paths(read_result_content(source))
