@@ -15,7 +15,7 @@ import re
 import sys
 from functools import cached_property
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 import jinja2
@@ -133,6 +133,16 @@ class Published:
         lines = [line for file in self.measured.glob("*-step.jsonl") for line in file.read_text().splitlines()]
         rows = [row for row in map(json.loads, lines) if row["recipe"] == f"cifar100/{twins}-twins"]
         return max(rows, key=lambda row: row["images_per_s"])
+
+    def versions(self) -> list[dict[str, Any]]:
+        """Steps of two or three versions, taken in turn: medians in ms and, beside the first, ratios."""
+        (file,) = self.measured.glob("*-versions.jsonl")
+        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        for row in rows:
+            row["median"] = {version: median(ms) for version, ms in row["ms"].items()}
+            first, *others = row["median"].values()
+            row["ratios"] = [other / first for other in others]
+        return rows
 
     def speedup(self, twins: str) -> tuple[float, float]:
         """How many times the plain loop's pace: beside its fastest and its slowest run."""

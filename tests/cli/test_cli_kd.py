@@ -59,7 +59,9 @@ def test_a_published_result_says_nothing_of_where_the_weights_lay(distilled: Pat
     assert str(weights.parents[2]) not in published.read_text()
     named = read_result(published)
     assert run_name(named.recipe) == published.stem, "the name is that of the same run with weights from elsewhere"
-    assert json.loads(published.read_text())["environment"]["start"]["teacher"]["source"] == named.recipe.start["teacher"]
+    assert (
+        json.loads(published.read_text())["environment"]["start"]["teacher"]["source"] == named.recipe.start["teacher"]
+    )
 
 
 def test_a_student_before_its_teacher_is_told_the_rule(codistill: Codistill) -> None:
