@@ -91,10 +91,12 @@ class CapturedStep:
         The graph is recorded after the state is restored: the copy of the state takes memory.
         """
         is_long = self.training.is_long
-        log.info("cuDNN %s its convolution algorithms", "times" if is_long else "chooses by its heuristics")
+        log.info("cuDNN's convolution algorithms are %s", "timed" if is_long else "chosen by its heuristics")
         with nullcontext() if is_long else without_trials():
             with self.restored_state():
-                warm = self.warm_up(batch, at, self.fastest_variant(batch, at))
+                variant = self.fastest_variant(batch, at)
+                log.info("batches of %d are trained with the fastest: %s", len(batch.indices), variant)
+                warm = self.warm_up(batch, at, variant)
             if not self.graphs:  # the memory of variants that were tried and dropped is not what training needs
                 torch.cuda.reset_peak_memory_stats()
             return warm.capture(self.pool)
