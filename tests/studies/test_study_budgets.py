@@ -64,7 +64,7 @@ def test_share_and_scale_are_what_the_rows_say_on_seeds_of_their_own() -> None:
         "share 1/2, ramped at scale 2": [(0, 2), (0.5, 2)],
         "DCM, ramped": [(0, 1), (0.75, 4)],
     }
-    assert max(study.seed_range(10)) < FIRST_SEED
+    assert max(study.seed_range("10")) < FIRST_SEED
     budget = {row.label: row.resolve() for row in catalogue.get("budget-30-epochs").rows}
     assert {run_name(row.resolve()) for row in study.rows} & set(map(run_name, budget.values())), "one setting"
     edges = [row.recipe.graph.transfers for row in study.rows if row.recipe.transfer.share is not None]

@@ -257,11 +257,11 @@ def test_a_replacement_that_makes_no_sense_is_refused(changes: list[str], messag
 
 def test_seeds_begin_where_none_was_looked_at() -> None:
     assert list(catalogue.get("table1").seed_range()) == [1, 2, 3, 4, 5]
-    assert list(catalogue.get("table1").seed_range(2)) == [1, 2]
+    assert list(catalogue.get("table1").seed_range("2")) == [1, 2]
     # The setting was chosen on seeds 101 … 103, another rejected on 1 … 3; 4 … 33 show how often its order holds.
     looked_at = {*range(1, 34), *range(101, 104)}
     assert list(catalogue.get("demo").seed_range()) == [41, 42, 43]
-    assert not looked_at & set(catalogue.get("demo").seed_range(50))
+    assert not looked_at & set(catalogue.get("demo").seed_range("50"))
 
 
 def test_a_contradiction_among_overrides_is_the_recipes_to_refuse() -> None:

@@ -260,6 +260,14 @@ def test_published_runs_and_their_tables(tmp_path: Path) -> None:
     assert (tmp_path / "results" / "tables" / "demo.md").read_text() == (call.out / "demo.md").read_text()
 
 
+def test_machines_that_took_some_seeds_each_publish_one_table(tmp_path: Path) -> None:
+    for seeds in ("41-41", "42-42"):
+        call = StudyCall(tmp_path / seeds, seeds=seeds, publish_to=tmp_path / "results")
+        assert "Published 3 runs" in call.printed
+    whole = StudyCall(tmp_path / "whole", seeds=2)
+    assert (tmp_path / "results" / "tables" / "demo.md").read_text() == (whole.out / "demo.md").read_text()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -269,9 +277,12 @@ def test_published_runs_and_their_tables(tmp_path: Path) -> None:
         ({"overrides": ["method=dml"]}, "--methods"),
         ({"overrides": [ON_CPU, "lenght.epochs=3"]}, "lenght"),
         ({"overrides": [ON_CPU, "batch_size=3", "batch_size=4"]}, "given twice"),
-        ({"seeds": 0}, "--seeds 0"),
-        ({"seeds": -3}, "--seeds -3"),
-        ({"seeds": 10**20}, "--seeds 1.* at most 1,000"),
+        ({"seeds": 0}, "--seeds 0: a study needs at least one seed"),
+        ({"seeds": -3}, "--seeds -3: give a number of seeds, or the first and the last seed, as in 4-5"),
+        ({"seeds": 10**6}, "--seeds 1000000: at most 1,000"),
+        ({"seeds": "42-41"}, "--seeds 42-41: a study needs at least one seed"),
+        ({"seeds": "1-3"}, "--seeds 1-3: the seeds of demo begin at 41"),
+        ({"seeds": "41,43"}, "--seeds 41,43: give a number of seeds"),
         ({"jobs": 0}, "--jobs 0"),
     ],
 )

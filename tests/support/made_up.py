@@ -32,7 +32,7 @@ DATA = {
         "test": {"images": 2000, "shape": [1, 28, 28]},
     },
 }
-METHODS, SEEDS = ("independent", "dml", "dcm"), tuple(catalogue.get("demo").seed_range(3))
+METHODS, SEEDS = ("independent", "dml", "dcm"), tuple(catalogue.get("demo").seed_range("3"))
 
 
 def quick(method: str = "dcm", seed: int = 1, **changes: Any) -> Recipe:

@@ -33,6 +33,8 @@ def run_study(
     chosen: dict[str, Any] = {
         key: None if names is None else ",".join(names) for key, names in (("methods", methods), ("rows", rows))
     }
+    if options.get("seeds") is not None:
+        options["seeds"] = str(options["seeds"])  # as they are typed
     with patch.object(study, "console", lambda: console), patch.object(study, "train_command", command):
         return study.study(name, list(overrides), out=out, publish=publish_to, **chosen, **options)
 

@@ -50,8 +50,10 @@ def study(
     ],
     changes: Changes,
     seeds: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Number of seeds, counted from the study's first; default: the study's own."),
+        str | None,
+        typer.Option(
+            metavar="N|A-B", help="The study's first N seeds, or those from A to B; default: the study's own."
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Output folder; default: runs/NAME.")] = None,
     jobs: Annotated[
@@ -95,8 +97,8 @@ def study(
     display = StudyProgress(planned.runs, screen)
     outcome = run_all(planned.runs, folder, jobs=at_once, display=display, command=train_command)
     results = _read_finished(planned)
-    options = {"--jobs": jobs, "--methods": methods, "--rows": rows, "--publish": publish}
-    again = _command_line(name, changes, {"--seeds": len(chosen_seeds), **options, "--out": folder}, best_epoch)
+    options = {"--jobs": jobs, "--methods": methods, "--rows": rows, "--publish": publish, "--out": folder}
+    again = _command_line(name, changes, {"--seeds": seeds or len(chosen_seeds), **options}, best_epoch)
     made = build_tables(chosen, results, chosen_seeds, best_epoch=best_epoch, command=again)
     _print_tables(made, made.write(results, folder), screen)
     unfinished = sum(not run.is_finished for run in planned.runs)

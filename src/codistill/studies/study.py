@@ -132,14 +132,24 @@ class Study:
     def groups(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(row.group for row in self.rows))
 
-    def seed_range(self, count: int | None = None) -> range:
-        """The first ``count`` seeds of the study, or all of them if None."""
-        wanted = self.seeds if count is None else count
-        if wanted < 1:
+    def seed_range(self, wanted: str | None = None) -> range:
+        """All seeds of the study, or those ``wanted``: the first N, as in ``2``, or from A to B, as in ``4-5``."""
+        if wanted is None:
+            return range(self.first_seed, self.first_seed + self.seeds)
+        given = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", wanted)
+        if given is None:
+            raise ValueError(f"--seeds {wanted}: give a number of seeds, or the first and the last seed, as in 4-5")
+        if given[2] is None:
+            first, last = self.first_seed, self.first_seed + int(given[1]) - 1
+        else:
+            first, last = int(given[1]), int(given[2])
+        if first < self.first_seed:
+            raise ValueError(f"--seeds {wanted}: the seeds of {self.name} begin at {self.first_seed}")
+        if last < first:
             raise ValueError(f"--seeds {wanted}: a study needs at least one seed; two or more give a spread")
-        if wanted > MAX_SEEDS:
-            raise ValueError(f"--seeds {wanted}: at most {MAX_SEEDS:,}; --seeds is a number of seeds, not a seed")
-        return range(self.first_seed, self.first_seed + wanted)
+        if last - first >= MAX_SEEDS:
+            raise ValueError(f"--seeds {wanted}: at most {MAX_SEEDS:,}; a single seed is {last}-{last}")
+        return range(first, last + 1)
 
     def select(self, methods: Iterable[str] | None = None, rows: Iterable[str] | None = None) -> "Study":
         """The study with only the rows of these methods and of these groups or row keys."""
