@@ -26,7 +26,7 @@ class StepContext:
     """The seed of the step's dropout."""
     images: int
     """The images of the whole batch, of which a process may train on a share."""
-    share_of_update: float = 1.0
+    fraction_of_update: float = 1.0
     """The batch's images as a fraction of all images in its update."""
     begins_update: bool = True
     updates: bool = True
@@ -99,7 +99,7 @@ class TrainingSchedule:
             previous_progress=max(now - 1, 0) / self.steps,
             seed=derive(self.seed, "dropout", now),
             images=images,
-            share_of_update=images / self._images_in(first_of_update, last_of_update),
+            fraction_of_update=images / self._images_in(first_of_update, last_of_update),
             begins_update=position.step == first_of_update,
             updates=position.step == last_of_update,
             half_size=position.epoch < self.half_size_epochs,

@@ -41,20 +41,20 @@ def step(training: Training, executor: "Executor", batch: Draws, at: StepContext
         if at.half_size:  # in the first epochs, with augment.half_until
             images = F.avg_pool2d(images, 2)
     if at.begins_update:
-        health.begin_update()
+        health.begin_update()  # every network takes part again
     with record_function("forward"), training.machine.autocast():
         logits = executor.forward(images, at)
     with record_function("objective"):
         logits = peers.exchange(logits, training.classifiers)  # those of other processes are constants
         total = objective(training, logits, labels)
     # A mean over this process's images: weighted so that gradients sum to those of the mean over the update's images.
-    fraction = len(labels) / at.images  # of the whole batch
+    fraction = len(labels) / at.images  # of the whole batch; reduce_gradients needs it for running statistics alone
     with record_function("backward"), peers.reduce_gradients(fraction, at.updates):
-        (total * (at.share_of_update * fraction)).backward()  # type: ignore[no-untyped-call]
+        (total * (at.fraction_of_update * fraction)).backward()  # type: ignore[no-untyped-call]
     if at.updates:
         with record_function("update"):
             health.decide_update(executor.gradients(), peers.whole_norms)
-            executor.update()  # skips the networks that health has left out
+            executor.update()  # optimizers skip what health left out, by flags on the device
             if training.average:
                 training.average.update(training.cohort, health, peers.local)
             health.finish_update()
@@ -116,7 +116,7 @@ class Executor:
         self.training, self.program = training, program
         self.cohort = cohort or training.cohort
         """The networks that the backward pass reaches: with bfloat16, copies of those that the optimizers update."""
-        self.winograd = training.machine.winograd == "on"
+        self.winograd = training.machine.winograd == "on"  # "auto" is timed when a step is captured
 
     def forward(self, images: Tensor, at: StepContext) -> Mapping[str, Tensor]:
         """The logits of every network by classifier name."""

@@ -1,4 +1,4 @@
-"""The layers that all families share."""
+"""The layers that all families share: torch's, or in training on a GPU the kernels that ops/dispatch.py chooses."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -27,7 +27,7 @@ class Conv2d(nn.Conv2d):
 
     @property
     def fits_tensor_cores(self) -> bool:
-        """Whether its channels are multiples of what tensor cores take."""
+        """Whether it needs no padding for tensor cores: it is grouped, or its channels are multiples of eight."""
         return (
             self.groups > 1 or self.in_channels % TENSOR_CORE_CHANNELS == self.out_channels % TENSOR_CORE_CHANNELS == 0
         )
@@ -76,7 +76,7 @@ def padded_convolution(
 class BatchNorm2d(nn.BatchNorm2d):
     """Batch normalisation as in torch, except that ``num_batches_tracked`` stays 0.
 
-    Only ``momentum=None`` reads the count, and counting takes one more kernel per layer and step.
+    Only ``momentum=None`` needs the count, and is not supported; counting takes one more kernel per layer and step.
     """
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
@@ -136,7 +136,8 @@ class FusedSequential(nn.Sequential):
                 out, stats, x_BCHW = layer.with_stats(out, following[0])
             else:
                 x_BCHW = out
-                out, stats = layer(out, stats=stats) if isinstance(layer, NormAct) else layer(out), None
+                out = layer(out, stats=stats) if isinstance(layer, NormAct) else layer(out)
+                stats = None
             inputs.append(x_BCHW)
         return out, stats, inputs[0]
 
@@ -146,7 +147,7 @@ class Features(NamedTuple):
 
     x: Tensor
     again: Tensor
-    """The same, for a second use: on a GPU, one kernel adds the gradients of both."""
+    """For a second use: another output of the same norm, which adds the gradients of both; or x itself."""
     stats: Tensor | None = None
     """Batch statistics of x for the norm that comes next, None if no kernel computed them."""
 
@@ -158,7 +159,7 @@ class Features(NamedTuple):
 class Block(nn.Module):
     """A block of a ``BlockSequential``: takes a tensor or the former block's ``Features``.
 
-    Returns a tensor, or ``Features`` where it is called with the layer that comes next.
+    May return ``Features`` if it is called with the layer that comes next, else returns a tensor.
     """
 
     def first_norm(self) -> nn.Module | None:

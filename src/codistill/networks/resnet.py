@@ -32,11 +32,10 @@ class ResidualBlock(Block):
         self.shortcut = shortcut
 
     def forward(self, x: Tensor | Features, next_layer: nn.Module | None = None) -> Tensor | Features:
-        # stats: the branch's batch statistics for the activation's norm, None unless its last convolution computed
-        # them. x is used twice: on a GPU, the former block's norm adds both gradients, or else the first convolution.
-        x_BCHW, again_BCHW, _ = Features.of(x)
-        branch_BCHW, stats, x_BCHW = self.branch.with_stats(x_BCHW, self.activation)
-        shortcut_BCHW = self.shortcut(again_BCHW if isinstance(x, Features) else x_BCHW)
+        # x has two uses. Behind another block, its norm has an output for each; else the branch's first convolution
+        # returns x for the second. stats: of the branch's output, None unless its last convolution computed them.
+        branch_BCHW, stats, same_BCHW = self.branch.with_stats(Features.of(x).x, self.activation)
+        shortcut_BCHW = self.shortcut(x.again if isinstance(x, Features) else same_BCHW)
         out_BCHW, again_BCHW, _ = self.activation.for_two_uses(branch_BCHW, shortcut_BCHW, stats)
         return out_BCHW if next_layer is None else Features(out_BCHW, again_BCHW)
 

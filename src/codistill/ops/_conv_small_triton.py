@@ -208,7 +208,7 @@ def conv3x3_dx_narrow(
     """dx [M, dx_stride], the gradient of the convolution's input clamp(norm(x)); dbdw [2, C], the norm's gradients.
 
     Grid: (blocks of C, programs that share the pixels). dy: [M, C_DY]; w: [C_DY, 3, 3, dx_stride]; x: [M, x_stride],
-    the input of the norm; stats, norm_w, norm_b, partial, dbdw: as in norm_act_bwd_dwdb.
+    the input of the norm; stats, norm_w, norm_b, partial, dbdw: as in norm_act_bwd_dbdw.
     """
     offs_n, mask_n = channel_block(C, BLOCK_N)
     mean, rstd, scale, offset = load_affine(stats_ptr, stats_stride, norm_w_ptr, norm_b_ptr, offs_n, mask_n)

@@ -1,6 +1,6 @@
 """Triton kernels for batch norm, addition of a shortcut and clamp activation: two forward, two backward.
 
-Feature maps are channels-last [M, C], M = batch × height × width > 1, and may be channels of wider rows.
+Feature maps are channels-last [M, C], M = batch × height × width > 1, and may be the first C channels of wider rows.
 ``*_stride`` of a map is its row stride in units of UNIT elements, so that the compiler knows its alignment.
 Load masks reach to a row stride, not to C, so that loads are vectorised; sums of channels beyond C are not stored.
 Offsets are 32-bit. ``stats`` is float32 [3, stats_stride], in elements: mean, 1 / std and biased variance. LOW and HIGH
@@ -21,7 +21,7 @@ def batch_stats(
     x_ptr, x_stride, added_ptr, out_ptr, out_stride, partial_ptr, semaphore_ptr, stats_ptr, stats_stride, M, C, eps,
     UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Computes the batch statistics of x [M, C], or of x + added; copies that to out [M, C] unless out_ptr is None.
+    """Computes the batch statistics of x [M, C], or of x + added; writes x or the sum to out [M, C] if given.
 
     Grid: (channel blocks, programs that share the rows). added: [M, x_stride]. partial: float32 [programs, 2, C]. Sums
     are of differences to the mean of a channel's first SHIFT_ROWS rows, which avoids cancellation where the mean is
@@ -61,7 +61,7 @@ def norm_act_fwd(
     out_ptr, out_stride, M, C, LOW: tl.constexpr, HIGH: tl.constexpr, UNIT: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """out = clamp(norm(x) + shortcut), with zeros where out has channels beyond C; updates the running statistics.
+    """out = clamp(norm(x) + shortcut); without shortcut, zeros in channels beyond C. Updates the running statistics.
 
     Grid: (tiles of out,). x, shortcut: [M, x_stride]; out: [M, out_stride], out_stride <= x_stride; w, b, running_mean,
     running_var: float32 [C].
@@ -87,12 +87,12 @@ def norm_act_fwd(
 
 
 @triton.jit(do_not_specialize=UNSPECIALISED)
-def norm_act_bwd_dwdb(
+def norm_act_bwd_dbdw(
     dy_ptr, dy_add_ptr, dy_stride, x_ptr, x_stride, out_ptr, stats_ptr, stats_stride, w_ptr, b_ptr, partial_ptr,
     semaphore_ptr, dbdw_ptr, passed_ptr, M, C, LOW: tl.constexpr, HIGH: tl.constexpr, UNIT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of bias and weight, dbdw: float32 [2, C], which the gradient of the input needs.
+    """Computes the gradients of bias and weight, in this order: dbdw, float32 [2, C]; norm_act_bwd_dx needs them.
 
     Grid and partial: as in batch_stats. dy, dy_add: [M, dy_stride]; x, out, passed: [M, x_stride]. dy_add is the
     gradient of a second use of the output. out is given if there was a shortcut, else recomputed from x. passed, if
@@ -159,19 +159,19 @@ def channel_block(C, BLOCK_C: tl.constexpr):
 
 
 @triton.jit
-def tile_start(C, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr):
+def tile_start(end_c, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr):
     """First row and channel offsets of this program's tile. Tiles use grid axis 0 only: the others end at 65,535."""
-    columns = tl.cdiv(C, BLOCK_C)
+    columns = tl.cdiv(end_c, BLOCK_C)
     start_m = tl.program_id(0) // columns * BLOCK_M
     pid_c = tl.program_id(0) % columns
     return start_m, pid_c * BLOCK_C + tl.arange(0, BLOCK_C)
 
 
 @triton.jit
-def tile_offsets(start_m, M, row_stride, offs_c, C, BLOCK_M: tl.constexpr):
-    """Offsets of a [BLOCK_M, BLOCK_C] tile and its bounds mask."""
+def tile_offsets(start_m, M, row_stride, offs_c, end_c, BLOCK_M: tl.constexpr):
+    """Offsets of a [BLOCK_M, BLOCK_C] tile and its mask: rows below M, channels below end_c."""
     offs_m = start_m + tl.arange(0, BLOCK_M)
-    return offs_m[:, None] * row_stride + offs_c[None, :], (offs_m < M)[:, None] & (offs_c < C)[None, :]
+    return offs_m[:, None] * row_stride + offs_c[None, :], (offs_m < M)[:, None] & (offs_c < end_c)[None, :]
 
 
 @triton.jit

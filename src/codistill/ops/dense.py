@@ -20,7 +20,7 @@ from triton import cdiv, next_power_of_2
 from codistill.ops._conv_small_triton import conv3x3, conv3x3_dx_narrow
 from codistill.ops._norm_triton import (
     UNSPECIALISED,
-    norm_act_bwd_dwdb,
+    norm_act_bwd_dbdw,
     norm_act_bwd_dx,
     norm_act_fwd,
     tile_offsets,
@@ -194,7 +194,7 @@ def compute_dactivation(
         )  # fmt: skip
         return dactivation, dbdw
     dactivation = channels_last(conv2d_backward(dgrown, activation, weight, (True, False, False))[0])
-    norm_act_bwd_dwdb[tiling.reduction_grid](
+    norm_act_bwd_dbdw[tiling.reduction_grid](
         dy_ptr=dactivation, dy_add_ptr=None, dy_stride=activation_stride, x_ptr=features, x_stride=x_stride,
         out_ptr=None, stats_ptr=stats, stats_stride=features.shape[1], w_ptr=norm_w, b_ptr=norm_b,
         partial_ptr=stats.new_empty(tiling.programs, 2, C),

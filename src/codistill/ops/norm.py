@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from codistill.ops._norm_triton import batch_stats, norm_act_bwd_dwdb, norm_act_bwd_dx, norm_act_fwd
+from codistill.ops._norm_triton import batch_stats, norm_act_bwd_dbdw, norm_act_bwd_dx, norm_act_fwd
 from codistill.ops.grid import STAGES, Tiling, channels_last, semaphores
 
 
@@ -103,7 +103,7 @@ class FusedNormAct(torch.autograd.Function):
             dy, dy_add = torch.zeros_like(x) if dy_add is None else dy_add, None
         passed = None if out is None and dy_add is None else torch.empty_like(x)
         dbdw, (low, high) = stats.new_empty(2, C), ctx.bounds
-        norm_act_bwd_dwdb[tiling.reduction_grid](
+        norm_act_bwd_dbdw[tiling.reduction_grid](
             dy_ptr=dy, dy_add_ptr=dy_add, dy_stride=row_stride, x_ptr=x, x_stride=row_stride, out_ptr=out,
             stats_ptr=stats, stats_stride=C, w_ptr=weight, b_ptr=bias,
             partial_ptr=stats.new_empty(tiling.programs, 2, C),
