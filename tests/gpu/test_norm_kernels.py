@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from codistill.networks.families import architecture
-from codistill.networks.layers import Conv2d, Features, NormAct, add
+from codistill.networks.layers import Conv2d, NormAct, Sum
 from codistill.networks.resnet import PreActivationBlock
 from codistill.ops.dispatch import use_kernels
 from codistill.ops.wgrad_stream import WeightGradientStreams, defer_weight_gradients
@@ -100,20 +100,21 @@ def test_the_gradients_of_second_uses_are_added(used: str, shape: tuple[int, ...
 @pytest.mark.parametrize(
     "shape", [(64, 16, 32, 32), (128, 160, 32, 32), (5, 24, 7, 7), (16, 1280, 8, 8), (4, 12, 2, 2)]
 )
-def test_a_sum_with_its_statistics(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    x, y = (images(*shape, dtype=dtype, seed=seed, means=5.0).requires_grad_() for seed in (2, 3))
-    towards, layer = images(*shape, dtype=dtype, seed=4), a_layer(shape[1], None)
-    with use_kernels():
-        out = add(x, y, layer)
-    assert isinstance(out, Features)
-    assert out.stats is not None
-    out.x.backward(towards)
-    assert torch.equal(out.x, x + y)
-    assert torch.equal(x.grad, towards)
-    assert torch.equal(y.grad, towards)
-    variance, mean = torch.var_mean(out.x.detach().double(), (0, 2, 3), correction=0)
-    expected = torch.stack([mean, (variance + layer[0].eps).rsqrt(), variance])
-    torch.testing.assert_close(out.stats.double(), expected, rtol=1e-4, atol=1e-5)
+def test_a_sum_is_normalised_as_if_it_had_been_added_before(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x, y, *towards = (images(*shape, dtype=dtype, seed=seed, means=5.0) for seed in (2, 3, 4, 5))
+    layer = a_layer(shape[1], None)
+    found = []
+    for together in (False, True):
+        inputs = [x.clone().requires_grad_(), y.clone().requires_grad_()]
+        one = copy.deepcopy(layer)
+        with use_kernels():
+            out, _, added = one.for_two_uses(Sum(*inputs) if together else inputs[0] + inputs[1])
+        torch.autograd.backward([out, added], towards)
+        found.append([out, added, *(tensor.grad for tensor in inputs), *(p.grad for p in one.parameters())])
+        found[-1] += one.buffers()
+    for separate, fused in zip(*found, strict=True):
+        assert torch.equal(separate, fused)
+    assert torch.equal(found[1][1], x + y)
 
 
 @pytest.mark.parametrize("network", ["wrn-16-2", "resnet-20"])
@@ -121,11 +122,11 @@ def test_blocks_in_a_sequence_compute_what_they_compute_one_by_one(network: str)
     torch.manual_seed(0)
     head = architecture(network).head("stage1", "paper", 10).to("cuda", memory_format=torch.channels_last)
     alone = copy.deepcopy(head)
-    blocks, classifier = alone
+    blocks, classifier = alone.children()
     channels = next(parameter for parameter in head.parameters() if parameter.ndim == 4).shape[1]
     x = images(16, channels, 16, 16, dtype=torch.float32, seed=5)
     found = []
-    for run in (head, nn.Sequential(*blocks, *classifier)):
+    for run in (head, nn.Sequential(*blocks.children(), *classifier.children())):
         inputs = x.clone().requires_grad_()
         with use_kernels():
             out = run(inputs)

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from codistill.networks import layers, resnet
+from codistill.networks import layers
 from codistill.networks.densenet import DenseLayer, DenseStage, transition
 from codistill.networks.families import architecture
-from codistill.networks.layers import AvgPool2x2, Conv2d, Features, NormAct, first_norm
+from codistill.networks.layers import AvgPool2x2, Conv2d, NormAct, Sum
 from codistill.ops import dispatch
 from codistill.ops.dispatch import avg_pool2, can_fuse_norm, suits_small_conv, suits_winograd, use_kernels
 
@@ -49,58 +49,63 @@ def test_statistics_reach_the_norm_behind_a_convolution(
 ) -> None:
     """A norm takes the statistics of its own input; a convolution whose output is added computes none."""
     given: list[bool] = []
-    forward = NormAct.forward
+    for_two_uses = NormAct.for_two_uses
 
     def with_stats(conv: Conv2d, x: torch.Tensor, norm: nn.Module) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         out = conv(x)
         return out, out.detach().clone(), x  # the copy stands for its statistics
 
     def checked(
-        layer: NormAct, x: torch.Tensor, shortcut: torch.Tensor | None = None, stats: torch.Tensor | None = None
+        layer: NormAct, x: torch.Tensor | Sum, shortcut: torch.Tensor | None = None, stats: torch.Tensor | None = None
     ) -> object:
-        assert stats is None or torch.equal(x, stats)
+        assert stats is None or (isinstance(x, torch.Tensor) and torch.equal(x, stats))
         given.append(stats is not None)
-        return forward(layer, x, shortcut)
+        return for_two_uses(layer, x, shortcut)
 
     monkeypatch.setattr(Conv2d, "with_stats", with_stats)
-    monkeypatch.setattr(NormAct, "forward", checked)
+    monkeypatch.setattr(NormAct, "for_two_uses", checked)
     with torch.no_grad():
         architecture(network).backbone(10)(torch.randn(2, 3, 8, 8))
     assert sum(given) == in_a_norm
 
 
-@pytest.mark.parametrize(("network", "in_a_norm"), [("resnet-164", 54 - 3), ("wrn-16-2", 6 - 3)])
-def test_statistics_of_a_sum_reach_the_next_blocks_norm(
-    network: str, in_a_norm: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All sums but the last of each of the three stages are followed by a norm in their sequence; in a head, all."""
+@pytest.mark.parametrize(("network", "sums"), [("resnet-164", 54 - 3), ("wrn-16-2", 6 - 3)])
+def test_sums_are_left_to_the_norm_that_comes_next(network: str, sums: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but the last of each of the three stages, whose output is a tensor; in a head, all."""
     given: list[bool] = []
-    forward = NormAct.forward
+    for_two_uses = NormAct.for_two_uses
 
-    def add(x: torch.Tensor, y: torch.Tensor, next_layer: nn.Module | None) -> torch.Tensor | Features:
-        out = x + y
-        return out if first_norm(next_layer) is None else Features(out, out, out.detach().clone())
-
-    def checked(
-        layer: NormAct, x: torch.Tensor, shortcut: torch.Tensor | None = None, stats: torch.Tensor | None = None
-    ) -> object:
-        assert stats is None or torch.equal(x, stats)
-        given.append(stats is not None)
-        return forward(layer, x, shortcut)
+    def counted(layer: NormAct, x: torch.Tensor | Sum, *rest: torch.Tensor | None) -> object:
+        given.append(isinstance(x, Sum))
+        return for_two_uses(layer, x, *rest)
 
     design = architecture(network)
     backbone, head = design.backbone(10), design.head("stage2", "paper", 10)
-    x = torch.randn(2, 3, 8, 8)
+    monkeypatch.setattr(NormAct, "for_two_uses", counted)
     with torch.no_grad():
-        features = backbone.features(x)
-        expected = features["final"], head(features["stage2"])
-        monkeypatch.setattr(resnet, "add", add)
-        monkeypatch.setattr(NormAct, "forward", checked)
-        assert torch.equal(backbone(x), expected[0])
-        assert sum(given) == in_a_norm
+        features = backbone.features(torch.randn(2, 3, 8, 8))
+        assert all(isinstance(x, torch.Tensor) for x in features.values())
+        assert sum(given) == sums
         given.clear()
-        assert torch.equal(head(features["stage2"]), expected[1])
-        assert sum(given) == in_a_norm // 3 + 1
+        assert isinstance(head(features["stage2"]), torch.Tensor)
+        assert sum(given) == sums // 3 + 1
+
+
+@pytest.mark.parametrize("network", ["wrn-16-2", "resnet-164", "resnet-20", "resnet-18"])
+def test_blocks_in_a_sequence_compute_what_they_compute_one_by_one(network: str) -> None:
+    torch.manual_seed(0)
+    design = architecture(network)
+    head = design.head(design.exits[-1].name, "paper", 10)
+    blocks, classifier = copy.deepcopy(head).children()
+    x = torch.randn(4, design.exits[-1].channels, 8, 8)
+    found = []
+    for run in (head, nn.Sequential(*blocks.children(), *classifier.children())):
+        inputs = x.clone().requires_grad_()
+        out = run(inputs)
+        out.square().mean().backward()
+        found.append([out, inputs.grad, *(parameter.grad for parameter in run.parameters()), *run.buffers()])
+    for together, separate in zip(*found, strict=True):
+        assert torch.equal(together, separate)
 
 
 def test_no_other_file_of_the_networks_imports_kernels() -> None:

@@ -91,25 +91,28 @@ class NormAct(nn.Sequential):
         super().__init__(BatchNorm2d(channels), *([activation] if activation else []))
         self.bounds: dispatch.Bounds = BOUNDS[type(activation)]
 
-    def forward(self, x_BCHW: Tensor, shortcut_BCHW: Tensor | None = None, stats: Tensor | None = None) -> Tensor:
+    def forward(self, x: "Tensor | Sum", shortcut_BCHW: Tensor | None = None, stats: Tensor | None = None) -> Tensor:
+        return self.for_two_uses(x, shortcut_BCHW, stats)[0]
+
+    def for_two_uses(
+        self, x: "Tensor | Sum", shortcut_BCHW: Tensor | None = None, stats: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What ``forward`` returns, twice, and x as a tensor: one output for each use.
+
+        On a GPU, kernels that run anyway add the gradients of all three.
+        """
         norm, *activation = self
-        if isinstance(norm, BatchNorm2d) and dispatch.can_fuse_norm(x_BCHW, norm):  # a SyncBatchNorm has no kernel
-            return dispatch.norm_act(x_BCHW, norm, self.bounds, shortcut_BCHW, stats)[0]
+        x_BCHW, y_BCHW = x if isinstance(x, Sum) else (x, None)
+        has_one_dtype = y_BCHW is None or y_BCHW.dtype is x_BCHW.dtype
+        # A SyncBatchNorm has no kernel.
+        if isinstance(norm, BatchNorm2d) and has_one_dtype and dispatch.can_fuse_norm(x_BCHW, norm):
+            return dispatch.norm_act(x_BCHW, norm, self.bounds, shortcut_BCHW, stats, y_BCHW)
+        x_BCHW = as_tensor(x)
         out: Tensor = norm(x_BCHW)
         if shortcut_BCHW is not None:
             out = out + shortcut_BCHW
         for layer in activation:
             out = layer(out)
-        return out
-
-    def for_two_uses(
-        self, x_BCHW: Tensor, shortcut_BCHW: Tensor | None = None, stats: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """What ``forward`` returns, twice, and x: on a GPU, kernels that run anyway add the gradients of two uses."""
-        norm = self[0]
-        if isinstance(norm, BatchNorm2d) and dispatch.can_fuse_norm(x_BCHW, norm):
-            return dispatch.norm_act(x_BCHW, norm, self.bounds, shortcut_BCHW, stats)
-        out = self(x_BCHW, shortcut_BCHW, stats)
         return out, out, x_BCHW
 
 
@@ -142,58 +145,44 @@ class FusedSequential(nn.Sequential):
         return out, stats, inputs[0]
 
 
-class Features(NamedTuple):
-    """A feature map as it goes from block to block, with what the former one's kernels computed for the next."""
+class Sum(NamedTuple):
+    """x + y, not added yet: the norm that comes next adds them, on a GPU in the kernel that computes its statistics."""
+
+    x: Tensor
+    y: Tensor
+
+
+class Twice(NamedTuple):
+    """A feature map as two outputs of one norm, one for each use: on a GPU, its kernel adds the gradients of both."""
 
     x: Tensor
     again: Tensor
-    """For a second use: another output of the same norm, which adds the gradients of both; or x itself."""
-    stats: Tensor | None = None
-    """Batch statistics of x for the norm that comes next, None if no kernel computed them."""
 
-    @classmethod
-    def of(cls, x: "Tensor | Features") -> "Features":
-        return x if isinstance(x, Features) else cls(x, x)
+
+def as_tensor(x: Tensor | Sum | Twice) -> Tensor:
+    """The feature map, as a layer takes it that knows neither."""
+    if isinstance(x, Sum):
+        return x.x + x.y
+    return x.x if isinstance(x, Twice) else x
 
 
 class Block(nn.Module):
-    """A block of a ``BlockSequential``: takes a tensor or the former block's ``Features``.
+    """A block of a ``BlockSequential``, which takes what the block before it returned.
 
-    May return ``Features`` if it is called with the layer that comes next, else returns a tensor.
+    A block that ``is_last`` returns a tensor; another may return a ``Sum`` or ``Twice``.
     """
-
-    def first_norm(self) -> nn.Module | None:
-        """The norm that the block begins with, if it does."""
-        return None
 
 
 class BlockSequential(nn.Sequential):
-    """Blocks one after the other; each gets what the kernels of the former one computed for it."""
+    """Layers one after the other, of which a block may hand a ``Sum`` or ``Twice`` to the next."""
 
-    def forward(self, x: Tensor | Features, next_layer: nn.Module | None = None) -> Tensor | Features:
-        for layer, following in zip(self, [*self, next_layer][1:], strict=True):
+    def forward(self, x: Tensor | Sum | Twice, is_last: bool = True) -> Tensor | Sum | Twice:
+        for index, layer in enumerate(self, start=1):
             if isinstance(layer, Block | BlockSequential):
-                x = layer(x, following)
+                x = layer(x, is_last=is_last and index == len(self))
             else:
-                x_BCHW, _, stats = Features.of(x)
-                x = layer(x_BCHW, stats=stats) if isinstance(layer, NormAct) else layer(x_BCHW)
+                x = layer(x if isinstance(layer, NormAct) else as_tensor(x))
         return x
-
-
-def first_norm(layer: nn.Module | None) -> nn.Module | None:
-    """The norm that ``layer`` applies to its input first, None if it begins otherwise."""
-    if isinstance(layer, NormAct | BlockSequential):
-        return layer[0] if isinstance(layer, NormAct) else first_norm(layer[0])
-    return layer.first_norm() if isinstance(layer, Block) else None
-
-
-def add(x_BCHW: Tensor, y_BCHW: Tensor, next_layer: nn.Module | None) -> Tensor | Features:
-    """x + y; on a GPU, the same kernel computes the batch statistics for the norm that ``next_layer`` begins with."""
-    norm = first_norm(next_layer)
-    if isinstance(norm, BatchNorm2d) and x_BCHW.dtype is y_BCHW.dtype and dispatch.can_fuse_norm(x_BCHW, norm):
-        out, stats = dispatch.add_with_stats(x_BCHW, y_BCHW, norm.eps)
-        return Features(out, out, stats)
-    return x_BCHW + y_BCHW
 
 
 def run_dense_block(branches: Sequence[Iterable[Any]], x_BCHW: Tensor) -> Tensor | None:

@@ -18,7 +18,17 @@ from typing import ClassVar
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from codistill.networks.layers import Block, Conv2d, Features, FusedSequential, NormAct, add, conv_norm_relu, norm_relu
+from codistill.networks.layers import (
+    Block,
+    Conv2d,
+    FusedSequential,
+    NormAct,
+    Sum,
+    Twice,
+    as_tensor,
+    conv_norm_relu,
+    norm_relu,
+)
 from codistill.networks.tables import PreActivatedArchitecture, Row, TabulatedArchitecture, blocks_per_stage, half
 
 
@@ -31,13 +41,13 @@ class ResidualBlock(Block):
         self.activation = norm_relu(out_channels)
         self.shortcut = shortcut
 
-    def forward(self, x: Tensor | Features, next_layer: nn.Module | None = None) -> Tensor | Features:
+    def forward(self, x: Tensor | Twice, is_last: bool = True) -> Tensor | Twice:
         # x has two uses. Behind another block, its norm has an output for each; else the branch's first convolution
         # returns x for the second. stats: of the branch's output, None unless its last convolution computed them.
-        branch_BCHW, stats, same_BCHW = self.branch.with_stats(Features.of(x).x, self.activation)
-        shortcut_BCHW = self.shortcut(x.again if isinstance(x, Features) else same_BCHW)
+        branch_BCHW, stats, same_BCHW = self.branch.with_stats(as_tensor(x), self.activation)
+        shortcut_BCHW = self.shortcut(x.again if isinstance(x, Twice) else same_BCHW)
         out_BCHW, again_BCHW, _ = self.activation.for_two_uses(branch_BCHW, shortcut_BCHW, stats)
-        return out_BCHW if next_layer is None else Features(out_BCHW, again_BCHW)
+        return out_BCHW if is_last else Twice(out_BCHW, again_BCHW)
 
 
 class ZeroPaddedShortcut(nn.Module):
@@ -152,16 +162,13 @@ class PreActivationBlock(Block):
         changes = in_channels != out_channels or stride != 1
         self.projection = Conv2d(in_channels, out_channels, 1, stride) if changes else None
 
-    def first_norm(self) -> nn.Module:
-        return self.activation[0]
-
-    def forward(self, x: Tensor | Features, next_layer: nn.Module | None = None) -> Tensor | Features:
-        # a, a and x, one output per use: on a GPU, the norm's backward kernels add the gradients.
-        x_BCHW, _, stats = Features.of(x)
-        for_branch, for_projection, shortcut = self.activation.for_two_uses(x_BCHW, stats=stats)
+    def forward(self, x: Tensor | Sum, is_last: bool = True) -> Tensor | Sum:
+        # a, a and x, one output for each use: on a GPU, the norm's backward kernels add the gradients.
+        for_branch, for_projection, shortcut = self.activation.for_two_uses(x)
         if self.projection is not None:
             shortcut = self.projection(for_projection)
-        return add(self.branch(for_branch), shortcut, next_layer)
+        out = Sum(self.branch(for_branch), shortcut)
+        return as_tensor(out) if is_last else out
 
 
 @dataclass(frozen=True)

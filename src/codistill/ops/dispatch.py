@@ -177,25 +177,22 @@ def small_conv2d(x_BCHW: Tensor, conv: nn.Conv2d, *, eps: float | None) -> tuple
 
 
 def norm_act(
-    x_BCHW: Tensor, norm: nn.BatchNorm2d, bounds: Bounds, shortcut_BCHW: Tensor | None, stats: Tensor | None = None
+    x_BCHW: Tensor,
+    norm: nn.BatchNorm2d,
+    bounds: Bounds,
+    shortcut_BCHW: Tensor | None,
+    stats: Tensor | None = None,
+    added_BCHW: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """clamp(norm(x) + shortcut), twice, and x: a second use of either takes the second result or x.
+    """clamp(norm(x) + shortcut), twice, and x: a second use of either takes the second result or the third.
 
-    ``stats`` are the batch statistics of ``x``, where the kernel that computed it computed them too.
+    ``stats`` are the batch statistics of ``x``, where its convolution computed them. With ``added``, x is x + added.
     """
     from codistill.ops.norm import FusedNormAct
 
     state = norm.running_mean, norm.running_var, norm.momentum or 0.0, norm.eps
-    learned = norm.weight, norm.bias
-    out: tuple[Tensor, Tensor, Tensor] = FusedNormAct.apply(x_BCHW, stats, shortcut_BCHW, *learned, *state, bounds)  # type: ignore[no-untyped-call]
-    return out
-
-
-def add_with_stats(x_BCHW: Tensor, y_BCHW: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The sum, and its batch statistics for ``norm_act``."""
-    from codistill.ops.norm import AddWithStats
-
-    out: tuple[Tensor, Tensor] = AddWithStats.apply(x_BCHW, y_BCHW, eps)  # type: ignore[no-untyped-call]
+    arguments = x_BCHW, stats, shortcut_BCHW, norm.weight, norm.bias, *state, bounds, added_BCHW
+    out: tuple[Tensor, Tensor, Tensor] = FusedNormAct.apply(*arguments)  # type: ignore[no-untyped-call]
     return out
 
 

@@ -44,40 +44,31 @@ def flatten(x: Tensor) -> Tensor:
     return x.permute(0, 2, 3, 1).reshape(-1)
 
 
-class AddWithStats(torch.autograd.Function):
-    """(x + y, the batch statistics of the sum), in one kernel."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        C = x.shape[1]
-        out, stats = torch.empty_like(x), x.new_empty(3, C, dtype=torch.float32)
-        append_channels(x, C, out, stats, 0, eps, added=channels_last(y))
-        ctx.mark_non_differentiable(stats)
-        ctx.set_materialize_grads(False)  # no kernel should fill the gradient of the statistics with zeros
-        return out, stats
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dout: Tensor | None, _: None) -> tuple[Tensor | None, Tensor | None, None]:
-        return dout, dout, None
+def add_with_stats(x: Tensor, y: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x + y and its batch statistics, [3, C], by one kernel."""
+    out, stats = torch.empty_like(x), x.new_empty(3, x.shape[1], dtype=torch.float32)
+    append_channels(x, x.shape[1], out, stats, 0, eps, added=channels_last(y))
+    return out, stats
 
 
 class FusedNormAct(torch.autograd.Function):
     """(out, out, x) with out = clamp(batch_norm(x) + shortcut).
 
     A second use of out or x takes the second or third result: kernels that run anyway then add the gradients of both
-    uses. ``stats`` are the batch statistics of x, where the kernel that computed x computed them too.
+    uses. ``stats`` are the batch statistics of x, where its convolution computed them. With ``added``, x is x + added.
     """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, stats: Tensor | None, shortcut: Tensor | None, weight: Tensor, bias: Tensor,
         running_mean: Tensor, running_var: Tensor, momentum: float, eps: float,
-        bounds: tuple[float | None, float | None],
+        bounds: tuple[float | None, float | None], added: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         tiling = Tiling.of(x)
         C, row_stride = tiling.C, tiling.C // tiling.unit
-        if stats is None:
+        if added is not None:
+            x, stats = add_with_stats(x, added, eps)
+        elif stats is None:
             stats = compute_stats(x, eps)
         if shortcut is not None:
             shortcut = channels_last(shortcut)
@@ -88,7 +79,7 @@ class FusedNormAct(torch.autograd.Function):
             out_stride=row_stride, M=tiling.M, C=C, LOW=bounds[0], HIGH=bounds[1], **tiling.meta,
         )  # fmt: skip
         ctx.save_for_backward(x, out if shortcut is not None else None, stats, weight, bias)
-        ctx.bounds = bounds
+        ctx.bounds, ctx.has_added = bounds, added is not None
         ctx.set_materialize_grads(False)  # second uses are rare: no kernel should fill their gradients with zeros
         return out, out.detach(), x
 
@@ -119,4 +110,5 @@ class FusedNormAct(torch.autograd.Function):
             **tiling.meta,
         )  # fmt: skip
         dshortcut = None if out is None else passed
-        return dx, None, dshortcut, dbdw[1], dbdw[0], None, None, None, None, None
+        dadded = dx if ctx.has_added else None
+        return dx, None, dshortcut, dbdw[1], dbdw[0], None, None, None, None, None, dadded
