@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from codistill.networks import layers
 from codistill.networks.densenet import DenseLayer, DenseStage, transition
 from codistill.networks.families import architecture
-from codistill.networks.layers import AvgPool2x2, Conv2d, NormAct, Sum
+from codistill.networks.layers import AvgPool2x2, Block, Conv2d, NormAct, Sum, Twice, as_tensor
 from codistill.ops import dispatch
 from codistill.ops.dispatch import avg_pool2, can_fuse_norm, suits_small_conv, suits_winograd, use_kernels
 
@@ -69,6 +69,17 @@ def test_statistics_reach_the_norm_behind_a_convolution(
     assert sum(given) == in_a_norm
 
 
+@pytest.fixture
+def handing_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks hand on what they do on a GPU."""
+
+    def hand_on(block: Block, out: Sum | Twice, is_last: bool) -> torch.Tensor | Sum | Twice:
+        return as_tensor(out) if is_last else out
+
+    monkeypatch.setattr(Block, "hand_on", hand_on)
+
+
+@pytest.mark.usefixtures("handing_on")
 @pytest.mark.parametrize(("network", "sums"), [("resnet-164", 54 - 3), ("wrn-16-2", 6 - 3)])
 def test_sums_are_left_to_the_norm_that_comes_next(network: str, sums: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All but the last of each of the three stages, whose output is a tensor; in a head, all."""
@@ -91,6 +102,17 @@ def test_sums_are_left_to_the_norm_that_comes_next(network: str, sums: int, monk
         assert sum(given) == sums // 3 + 1
 
 
+def test_without_kernels_every_block_returns_a_tensor() -> None:
+    found: list[object] = []
+    network = architecture("wrn-16-2").backbone(10)
+    for block in (module for module in network.modules() if isinstance(module, Block)):
+        block.register_forward_hook(lambda _, inputs, output: found.extend([*inputs, output]))
+    network(torch.randn(2, 3, 8, 8))
+    assert len(found) == 2 * 6
+    assert all(isinstance(x, torch.Tensor) for x in found)
+
+
+@pytest.mark.usefixtures("handing_on")
 @pytest.mark.parametrize("network", ["wrn-16-2", "resnet-164", "resnet-20", "resnet-18"])
 def test_blocks_in_a_sequence_compute_what_they_compute_one_by_one(network: str) -> None:
     torch.manual_seed(0)

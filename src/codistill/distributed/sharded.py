@@ -19,13 +19,11 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from codistill.distributed.data_parallel import BUCKET_BYTES, DataParallelGroup
 from codistill.distributed.group import ProcessGroup
 from codistill.networks.backbone import Backbone
-from codistill.networks.layers import BlockSequential
+from codistill.networks.layers import PLAIN_SEQUENCES
 from codistill.runs.weights import copied_name, optimized_parameter
 
 PLACEMENTS = [Shard(0)]
 REMEDY = "type processes.weights=replicated"
-SEQUENTIAL = nn.Sequential, BlockSequential
-"""Modules without weights besides those of the blocks that they call one by one."""
 
 
 class ShardedParams:
@@ -195,9 +193,9 @@ def shard_units(part: nn.Module) -> Iterator[nn.Module]:
         return
     is_large = sum(parameter.nbytes for parameter in part.parameters()) > BUCKET_BYTES
     if is_large:
-        for block in part.children() if type(part) in SEQUENTIAL else repeated_blocks(part):
+        for block in part.children() if type(part) in PLAIN_SEQUENCES else repeated_blocks(part):
             yield from shard_units(block)
-    if not is_large or type(part) not in SEQUENTIAL:  # a Sequential has no weights besides its blocks'
+    if not is_large or type(part) not in PLAIN_SEQUENCES:  # they have no weights besides their blocks'
         yield part
 
 

@@ -167,10 +167,11 @@ def as_tensor(x: Tensor | Sum | Twice) -> Tensor:
 
 
 class Block(nn.Module):
-    """A block of a ``BlockSequential``, which takes what the block before it returned.
+    """A block of a ``BlockSequential``, which takes what the block before it returned."""
 
-    A block that ``is_last`` returns a tensor; another may return a ``Sum`` or ``Twice``.
-    """
+    def hand_on(self, out: Sum | Twice, is_last: bool) -> Tensor | Sum | Twice:
+        """What to return: ``out`` where another block's kernels take it, else a tensor."""
+        return out if not is_last and dispatch.is_supported(out.x, self) else as_tensor(out)
 
 
 class BlockSequential(nn.Sequential):
@@ -183,6 +184,10 @@ class BlockSequential(nn.Sequential):
             else:
                 x = layer(x if isinstance(layer, NormAct) else as_tensor(x))
         return x
+
+
+PLAIN_SEQUENCES = nn.Sequential, BlockSequential
+"""They only call their parts one after the other; other subclasses of Sequential can be blocks themselves."""
 
 
 def run_dense_block(branches: Sequence[Iterable[Any]], x_BCHW: Tensor) -> Tensor | None:

@@ -41,13 +41,13 @@ class ResidualBlock(Block):
         self.activation = norm_relu(out_channels)
         self.shortcut = shortcut
 
-    def forward(self, x: Tensor | Twice, is_last: bool = True) -> Tensor | Twice:
+    def forward(self, x: Tensor | Twice, is_last: bool = True) -> Tensor | Sum | Twice:
         # x has two uses. Behind another block, its norm has an output for each; else the branch's first convolution
         # returns x for the second. stats: of the branch's output, None unless its last convolution computed them.
         branch_BCHW, stats, same_BCHW = self.branch.with_stats(as_tensor(x), self.activation)
         shortcut_BCHW = self.shortcut(x.again if isinstance(x, Twice) else same_BCHW)
         out_BCHW, again_BCHW, _ = self.activation.for_two_uses(branch_BCHW, shortcut_BCHW, stats)
-        return out_BCHW if is_last else Twice(out_BCHW, again_BCHW)
+        return self.hand_on(Twice(out_BCHW, again_BCHW), is_last)
 
 
 class ZeroPaddedShortcut(nn.Module):
@@ -162,13 +162,12 @@ class PreActivationBlock(Block):
         changes = in_channels != out_channels or stride != 1
         self.projection = Conv2d(in_channels, out_channels, 1, stride) if changes else None
 
-    def forward(self, x: Tensor | Sum, is_last: bool = True) -> Tensor | Sum:
+    def forward(self, x: Tensor | Sum, is_last: bool = True) -> Tensor | Sum | Twice:
         # a, a and x, one output for each use: on a GPU, the norm's backward kernels add the gradients.
         for_branch, for_projection, shortcut = self.activation.for_two_uses(x)
         if self.projection is not None:
             shortcut = self.projection(for_projection)
-        out = Sum(self.branch(for_branch), shortcut)
-        return as_tensor(out) if is_last else out
+        return self.hand_on(Sum(self.branch(for_branch), shortcut), is_last)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from codistill.networks.adapters.exits import Call, Stages, Survey, channels, is_channels_last, positions
 from codistill.networks.adapters.surgery import Shape, cut_behind, redraw, refit
 from codistill.networks.cost import BATCH
-from codistill.networks.layers import Conv2d, norm_relu
+from codistill.networks.layers import PLAIN_SEQUENCES, Conv2d, norm_relu
 from codistill.networks.tables import apfc, classifier, describe_apfc, half
 
 WIDE, LEAST_IN_LAST_STAGE = 2.0, 2
@@ -276,7 +276,7 @@ def _could_be_block(call: Call) -> bool:
     """Whether it has parts and weights; a bare ``Sequential`` is a stage rather than a block of one."""
     has_parts = next(call.module.children(), None) is not None
     has_weights = any(parameter.ndim > 1 for parameter in call.module.parameters())
-    return has_parts and has_weights and type(call.module) is not nn.Sequential
+    return has_parts and has_weights and type(call.module) not in PLAIN_SEQUENCES
 
 
 def _rows(calls: Iterable[Call]) -> Iterator[Row]:
