@@ -38,6 +38,9 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@# Beside the environment: torch for CPUs has no Triton, and tests of its interpreter should not change that.
+	$(BIN)/python -m pip install --quiet --no-deps --target $(VENV)/triton --upgrade triton==3.9.0 \
+	  || echo "Triton could not be installed; the tests in its interpreter will skip"
 	touch $@
 
 fix: $(READY)           ## let ruff mend what it can
