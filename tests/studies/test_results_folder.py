@@ -22,8 +22,8 @@ RESULTS = ROOT / "results"
 def test_published_tables_are_made_from_published_runs(folder: Path, tmp_path: Path) -> None:
     runs = sorted(folder.glob("*.json"))
     assert len(runs) >= 2
-    for run in runs:
-        shutil.copy(run, tmp_path)
+    for file in (*runs, *folder.glob("*.yaml")):  # a study of one's own is published beside its runs
+        shutil.copy(file, tmp_path)
     made = {path.name: path.read_bytes() for path in rebuild_tables(tmp_path)}
     assert folder != RESULTS or {"demo.md", "wrn-28-4-twins.md", "wrn-28-4-twins.curves.svg"} <= made.keys()
     assert made == {path.name: path.read_bytes() for path in (folder / "tables").iterdir()}
