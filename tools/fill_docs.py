@@ -50,7 +50,9 @@ class Published:
             raise ValueError(f"remarks.json: {', '.join(sorted(unknown))} are not published runs")
         return remarks
 
-    def select(self, twins: str, method: str, *, seed: int | None = None, mixup: bool = False) -> list[dict[str, Any]]:
+    def select(
+        self, twins: str, method: str, *, seed: int | None = None, mixup: bool = False, epochs: int | None = None
+    ) -> list[dict[str, Any]]:
         """The runs of a pair and a method, such as ("cifar10-wrn-16-4-twins", "dcm")."""
         found = [
             run
@@ -58,6 +60,7 @@ class Published:
             if name.startswith(f"{twins}-{method}-seed")
             and seed in (None, run["recipe"]["seed"])
             and bool(run["recipe"]["augment"]["mixup"]) is mixup
+            and epochs in (None, run["recipe"]["length"]["epochs"])
         ]
         if not found:
             raise ValueError(f"no published run of {twins}, {method}, seed {seed}")

@@ -112,9 +112,10 @@ def test_a_sum_is_normalised_as_if_it_had_been_added_before(shape: tuple[int, ..
         torch.autograd.backward([out, added], towards)
         found.append([out, added, *(tensor.grad for tensor in inputs), *(p.grad for p in one.parameters())])
         found[-1] += one.buffers()
-    for separate, fused in zip(*found, strict=True):
-        assert torch.equal(separate, fused)
     assert torch.equal(found[1][1], x + y)
+    for separate, fused in zip(*found, strict=True):
+        # Not bit for bit: the statistics are shifted by means of first rows, here of sums that are not rounded yet.
+        assert torch.dist(separate.double(), fused.double()) <= TOLERANCE[dtype] * separate.double().norm()
 
 
 @pytest.mark.parametrize("network", ["wrn-16-2", "resnet-20"])
